@@ -8,10 +8,13 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'five_angles', 'dyadic_rows', 'standard_batches',
            'observable', 'definition_weights', 'error_of', 'sample_pairs', 'difference_check', 'routes', 'Report',
            'check_batch', 'check_weights', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'unfold', 'SympyLoss',
-           'formula_weights', 'from_sympy']
+           'formula_weights', 'from_sympy', 'compare_speed', 'write_results']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
+import json, os, platform, time
 from copy import copy
+from importlib import metadata
+from pathlib import Path
 
 import sympy as sp
 import torch
@@ -54,7 +57,8 @@ def standard_batches(
 ) -> dict: # name -> ((B, 8) embeddings, (B,) labels), B ≤ 12
     "One batch of each kind that a loss must survive"
     g = torch.Generator().manual_seed(seed)
-    sizes = {'ordinary': (3, 3, 3, 3), 'pairs': (2,) * 5, 'unbalanced': (5, 3, 2, 1, 1), 'one class': (5,), 'singletons': (1,) * 5, 'two alike': (2,), 'two apart': (1, 1), 'one image': (1,)}
+    sizes = {'ordinary': (3, 3, 3, 3), 'pairs': (2,) * 5, 'unbalanced': (5, 3, 2, 1, 1), 'one class': (5,), 'singletons': (1,) * 5,
+             'two alike': (2,), 'two apart': (1, 1), 'one image': (1,)}
     res = {}
     for name, counts in sizes.items():
         y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
@@ -140,11 +144,13 @@ def routes(
 class Report(list):
     "Rows of a table, one dictionary each"
     def __repr__(self):
-        rows = [list(self[0])] + [['---'] * len(self[0])] + [[f'{v:.4g}' if k == 'value' else f'{v:.0e}' if isinstance(v, float) else str(v) for k, v in row.items()] for row in self]
+        def cell(k, v): return f'{v:.4g}' if k == 'value' else f'{v:.0e}' if isinstance(v, float) else str(v)
+        rows = [list(self[0]), ['---'] * len(self[0]), *([cell(k, v) for k, v in row.items()] for row in self)]
         widths = [max(map(len, column)) for column in zip(*rows)]
         return '\n'.join('| ' + ' | '.join(cell.ljust(w) for cell, w in zip(row, widths)) + ' |' for row in rows)
     _repr_markdown_ = __repr__
 
+# %% ../nbs/02_check.ipynb #be4fc673
 def check_batch(
     loss, definition, z:Tensor, labels:Tensor, # as in `check_weights`
     differences:bool, # also central differences
@@ -158,7 +164,8 @@ def check_batch(
     dz, = torch.autograd.grad(through, z)
     expected_dz, = torch.autograd.grad(definition(x @ x.T, labels) + 0. * z.sum(), z)
     error, kinks, n = difference_check(definition, S, labels, G) if differences else (0., 0, 0)
-    errors = {'value': error_of(torch.stack([value, through.detach()]), expected), 'W': error_of(observable(W), G), 'dz': error_of(dz, expected_dz), 'differences': error}
+    errors = {'value': error_of(torch.stack([value, through.detach()]), expected), 'W': error_of(observable(W), G)}
+    errors |= {'dz': error_of(dz, expected_dz), 'differences': error}
     for name, v, w in routes(loss, S, labels):
         errors[name] = float(torch.tensor([error_of(v, value), error_of(observable(w), observable(W))]).amax())
     return errors, {'B': len(z), 'value': float(value), 'kinks': f'{kinks} of {n}'}
@@ -177,7 +184,8 @@ def check_weights(
         errors, facts = check_batch(loss, definition, z, torch.as_tensor(labels), differences)
         for quantity, error in errors.items():
             allowed = 1e-6 if quantity == 'differences' else tol
-            if not error <= allowed: raise AssertionError(f'{loss!r}, batch {name!r} (B = {len(z)}), {quantity}: the error is {error:.1e}, {allowed:g} is allowed')
+            if not error <= allowed:
+                raise AssertionError(f'{loss!r}, batch {name!r} (B = {len(z)}), {quantity}: the error is {error:.1e}, {allowed:g} is allowed')
         value, W, dz, differing, *others = errors.values()
         report.append({'batch': name, 'B': facts['B'], 'value': facts['value'], 'error of value': value, 'of W': W, 'of dz': dz, 'by other routes': max(others)}
                       | ({'of differences': differing, 'kinks': facts['kinks']} if differences else {}))
@@ -290,5 +298,32 @@ def from_sympy(
     reduction:str='sum', # or 'mean' over the anchors of the batch
     **parameters, # a number for each symbol of your own; `normalize` and `block`
 ) -> SympyLoss:
-    "A working loss from a formula; raises ValueError for a formula that is not a function of sums, or with symbols left open. Exponentials are taken as written: no shift saves them from overflow"
+    "A working loss from a formula, its exponentials as written: no shift saves them from overflow. Raises ValueError for what is no function of sums"
     return SympyLoss(formula, needs_both, reduction, **parameters)
+
+# %% ../nbs/02_check.ipynb #6d942d0c
+def compare_speed(
+    repeats:int=7, # turns of each
+    **jobs, # name=function without arguments
+) -> dict: # name -> median seconds
+    "Median seconds of each job, the jobs taking turns after one warm-up each"
+    seconds = {name: [] for name in jobs}
+    for turn in range(repeats + 1):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            job()
+            if turn: seconds[name].append(time.perf_counter() - start)
+    return {name: sorted(s)[repeats // 2] for name, s in seconds.items()}
+
+def write_results(
+    path, # of the JSON
+    rows:list, # dictionaries of numbers
+    **facts, # about the measurement
+):
+    "Write rows with the machine and the versions they were measured on"
+    def version(name):
+        try: return metadata.version(name)
+        except metadata.PackageNotFoundError: return 'absent'
+    machine = dict(cpu=platform.machine(), cores=os.cpu_count(), threads=torch.get_num_threads(), python=platform.python_version(),
+                   **{name: version(name) for name in ('torch', 'pytorch-metric-learning')}, **facts)
+    Path(path).write_text(json.dumps(dict(machine=machine, rows=rows), indent=1) + chr(10), encoding='utf-8')

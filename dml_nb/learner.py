@@ -112,7 +112,7 @@ class StopOnNaN(Callback):
     "Stops with a `FloatingPointError` that names batch and items when embeddings or loss are not finite."
     order = 20                                              # after mixed precision has turned embeddings to float32
     def stop(self, what, rows):
-        s = getattr(self.dl, 'sampler', None)
+        s = self.dl.sampler if isinstance(self.dl, ClassBatchDL) else None
         items = np.asarray(s.cycle()[s.position - 1]) if s else self.iter * getattr(self.dl, 'bs', 0) + np.arange(len(self.pred))
         where = 'training' if self.training else 'validation'
         some = lambda v: f'{v[:8].tolist()}' + (' …' if len(v) > 8 else '')
@@ -137,7 +137,7 @@ def embedder_groups(
     return [params(model.body), params(model.head)]
 
 def metric_learner(
-    dls, # from `metric_dataloaders`; its batches start at epoch 0
+    dls, # from `metric_dataloaders`, whose batches start at epoch 0; or any fastai `DataLoaders` of (images, classes)
     arch, # as in `create_body`, or an `Embedder`, which is taken with its own dimension
     loss_func=None, # any loss of `dml_nb.losses`; None: `MultiSimilarity()`
     dim=512, # of the embeddings
@@ -146,9 +146,9 @@ def metric_learner(
     **kwargs, # of fastai's `Learner`: lr, opt_func, metrics, wd, path, ...
 )->MetricLearner:
     "A Learner that trains an embedder and measures retrieval after each epoch. Raises as `create_embedder`."
-    x = dls.train.dataset[0][0]                             # (C, H, W)
+    x = dls.train.dataset[0][0] if isinstance(dls.train, ClassBatchDL) else dls.one_batch()[0][0]   # (C, H, W)
     model = arch if isinstance(arch, Embedder) else create_embedder(arch, dim, channels=x.shape[0], size=min(x.shape[1:]), seed=seed)
-    if hasattr(dls.train, 'sampler'): dls.train.sampler.set_epoch(0)
+    if isinstance(dls.train, ClassBatchDL): dls.train.sampler.set_epoch(0)
     return MetricLearner(dls, model, MultiSimilarity() if loss_func is None else loss_func, splitter=kwargs.pop('splitter', embedder_groups),
                          cbs=[RetrievalMetrics(), StopOnNaN(), *cbs], **kwargs)
 

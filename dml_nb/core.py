@@ -61,6 +61,7 @@ def check_embeddings(
     if z.ndim != 2 or 0 in z.shape: raise ValueError(f'{name}: shape (B, D) with at least one row and one column is wanted, {tuple(z.shape)} was given')
     return plain(z)
 
+# %% ../nbs/00_core.ipynb #621b292c
 def as_labels(
     labels, # (B,) integers in a tensor, array, list or fastai `TensorCategory`; negative means unlabelled. Or (B, R) booleans: who belongs with whom
     n:int, # B, the rows they belong to
@@ -126,7 +127,7 @@ def similarities(
 # %% ../nbs/00_core.ipynb #7901666d
 class Scratch:
     "Memory for a block's intermediate matrices, handed out again for the next block: fresh pages cost a CPU more than the arithmetic on them"
-    free, largest = [], 2**21   # pools between sweeps; elements of the largest matrix worth keeping
+    free, largest = [], 2**23   # pools between sweeps; elements of the largest matrix worth keeping
     def __init__(self): self.slots, self.used = [], 0
 
     def take(
@@ -258,13 +259,13 @@ class ListBatch(Batch):
 # %% ../nbs/00_core.ipynb #eb09b495
 def spans(
     batch:Batch, # the batch to cut
-    block:int=None, # rows per block; by default about 2^19 similarities on a CPU, which stay in its cache, and 2^28 elsewhere
+    block:int=None, # rows per block; by default 64 or more, about 2^21 similarities (8 MB) on a CPU and 2^28 elsewhere
     needs:str='pairs', # 'classes': no cut through a class; 'batch': no cut at all
 ) -> list: # of (first row, last row + 1) in the order of `batch.rows`
     "Cut the anchors of a batch into blocks"
     n = len(batch.rows)
     if needs == 'batch' or n == 0: return [(0, n)][:n]
-    block = block or max(1, (2**19 if batch.own.device.type == 'cpu' else 2**28) // batch.columns)
+    block = block or max(64, (2**21 if batch.own.device.type == 'cpu' else 2**28) // batch.columns)
     if needs != 'classes': return [(lo, min(lo + block, n)) for lo in range(0, n, block)]
     cuts, hi = [0], 0
     while hi < n:
@@ -281,15 +282,18 @@ def explicit_pairs(
     device:torch.device,
 ) -> tuple: # ((B, R) positive mask, (B, R) negative mask), the triplets or None
     "Masks of the pairs that index tuples name; raises TypeError for non-integers, ValueError for a wrong number, length or index"
-    if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4): raise ValueError('tuples: three (a, p, n) or four (a1, p, a2, n) index tensors are wanted, '
-                                                          + (f'{len(tuples)} were given' if isinstance(tuples, (tuple, list)) else f'a {type(tuples).__name__} was given'))
+    if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
+        given = f'{len(tuples)} were' if isinstance(tuples, (tuple, list)) else f'a {type(tuples).__name__} was'
+        raise ValueError(f'tuples: three (a, p, n) or four (a1, p, a2, n) index tensors are wanted, {given} given')
     t = [plain(torch.as_tensor(i, device=device)) for i in tuples]
     t = [i.long() if i.numel() == 0 or not (i.is_floating_point() or i.dtype == torch.bool) else i for i in t]
-    if any(i.dtype != torch.long or i.ndim != 1 for i in t): raise TypeError(f'tuples: one-dimensional integer tensors are wanted, {[str(i.dtype) for i in t]} were given')
+    if any(i.dtype != torch.long or i.ndim != 1 for i in t):
+        raise TypeError(f'tuples: one-dimensional integer tensors are wanted, {[str(i.dtype) for i in t]} were given')
     a1, p, a2, n = t if len(t) == 4 else (t[0], t[1], t[0], t[2])
     if len(a1) != len(p) or len(a2) != len(n): raise ValueError(f'tuples: matching lengths are wanted, {[len(i) for i in t]} were given')
     for index, limit in ((a1, B), (p, R), (a2, B), (n, R)) if device.type == 'cpu' and not torch.compiler.is_compiling() else ():
         if len(index) and not 0 <= index.min() <= index.max() < limit:
             raise ValueError(f'tuples: indices from 0 to {limit - 1} are wanted, {index.min()} to {index.max()} were given')
-    masks = [torch.zeros(B, R, dtype=torch.bool, device=device).index_put_((a, b), torch.ones((), dtype=torch.bool, device=device)) for a, b in ((a1, p), (a2, n))]
+    empty, true = torch.zeros(B, R, dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
+    masks = [empty.index_put(pair, true) for pair in ((a1, p), (a2, n))]
     return masks, tuple(t) if len(t) == 3 else None

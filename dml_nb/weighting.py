@@ -127,8 +127,8 @@ def unit_operands(loss, z, ref):
 
 # %% ../nbs/01_weighting.ipynb #b59f0db7
 def tangent(d, x, inverse):
-    "Gradient through the normalisation: the part along x is dropped, the rest divided by the norm"
-    return d if inverse is None else (d - x * (d * x).sum(1, keepdim=True)) * inverse
+    "Gradient through the normalisation, in place: the part along x is dropped, the rest divided by the norm"
+    return d if inverse is None else d.addcmul_(x, (d * x).sum(1, keepdim=True), value=-1).mul_(inverse)
 
 def value_and_gradient(loss, x, r, batch, alone, to_x, to_r):
     "value, ∂/∂x, ∂/∂r, block by block: S = x rᵀ, then W r and Wᵀ x; in a self-batch both belong to x"
@@ -176,9 +176,9 @@ def make_batch(
 
 # %% ../nbs/01_weighting.ipynb #8473aed6
 def label_batch(loss, y, y_ref, own):
-    "Lists where the labels may be read on the host, masks elsewhere"
-    on_host = own.device.type == 'cpu' and not torch.compiler.is_compiling()
-    return (ListBatch if on_host or loss.needs == 'classes' else Batch)(y, y_ref, own)
+    "Lists where the labels may be read on the host or must be, masks elsewhere"
+    lists = not torch.compiler.is_compiling() and (own.device.type == 'cpu' or loss.needs == 'classes')
+    return (ListBatch if lists else Batch)(y, y_ref, own)
 
 # %% ../nbs/01_weighting.ipynb #042640ad
 living, handles = WeakValueDictionary(), count()   # losses by number, so that a compiled graph can name one
@@ -204,8 +204,8 @@ def known(loss, z, ref, batch, to_z, to_ref):
     (x, ix), (r, ir) = unit_operands(loss, z, ref)
     route = opaque_gradient if loss.opaque and torch.compiler.is_compiling() else value_and_gradient
     value, dx, dr = route(loss, x, r, batch, ref is None, to_z, to_z if ref is None else to_ref)
-    poison = 0. * (x.sum() + r.sum())
-    return (value + poison).to(x.dtype), tangent(dx, x, ix) + poison, None if ref is None else tangent(dr, r, ir) + poison
+    poison = 0. * (x.sum() if ref is None else x.sum() + r.sum())
+    return (value + poison).to(x.dtype), tangent(dx, x, ix).add_(poison), None if ref is None else tangent(dr, r, ir).add_(poison)
 
 # %% ../nbs/01_weighting.ipynb #9d783cd1
 class Formula(nn.Module):
@@ -286,7 +286,7 @@ class Inspectable(Formula):
 def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
     "The arguments of the constructor of an object that keeps each under its own name"
     own = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
-    return ', '.join(f'{p.name}={getattr(obj, p.name)!r}' for p in own if p.kind is p.POSITIONAL_OR_KEYWORD)
+    return ', '.join(f'{p.name}={getattr(obj, p.name)!r}' for p in own if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ('normalize', 'block'))
 
 def check_positive(**values):
     "Raise ValueError for a value that is not a positive number"

@@ -41,9 +41,7 @@ def angular_classes(
 # %% ../../nbs/14_losses.angular.ipynb #a9bdbe5b
 class Angular(PairLoss):
     "mean over (a, p) of log(1 + Σ_n e^{4t(S_an + S_pn) - 2(1+t)S_ap}), t = tan²α (002, Eq. 3)"
-    opaque = True
-    @property
-    def needs(self): return 'labels' if torch.compiler.is_compiling() else 'classes'   # a graph hands the labels on, its operator sorts them
+    needs, opaque = 'classes', True
     def __init__(
         self,
         alpha:float=45., # upper bound of the angle at the negative, in degrees
@@ -68,7 +66,7 @@ class Angular(PairLoss):
 # %% ../../nbs/14_losses.angular.ipynb #31246dad
 class AngularNPairs(PairLoss):
     "N-pairs + λ · angular (002, Eq. 4)"
-    needs, opaque = Angular.needs, True
+    needs, opaque = 'classes', True
     def __init__(
         self,
         alpha:float=45., # upper bound of the angle at the negative, in degrees

@@ -7,7 +7,7 @@ import pytest
 
 root = Path(__file__).resolve().parents[1]
 pages = sorted((root/'nbs').glob('*.ipynb'))
-sources = sorted(f for folder in ('dml_nb', 'tests', 'tools') for f in (root/folder).rglob('*.py'))
+sources = sorted(f for folder in ('dml_nb', 'tests', 'tools') for f in (root/folder).rglob('*.py') if f.name != '_modidx.py')   # which nbdev writes
 each_page = pytest.mark.parametrize('page', pages, ids=lambda p: p.stem)
 each_source = pytest.mark.parametrize('file', sources, ids=lambda p: str(p.relative_to(root)))
 

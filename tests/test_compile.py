@@ -1,0 +1,18 @@
+"One compiled graph gives what the eager loss gives. The default compiler of torch.compile needs a C++ compiler, so this is no cell of a page."
+import shutil
+
+import pytest
+import torch
+
+from dml_nb.check import test_same as same
+from dml_nb.losses import Contrastive, MultiSimilarity, Triplet
+
+@pytest.mark.skipif(not (shutil.which('g++') or shutil.which('clang++')), reason='no C++ compiler for torch.compile')
+@pytest.mark.parametrize('loss', [MultiSimilarity(), Contrastive(), Triplet() + 0.5 * MultiSimilarity()], ids=repr)
+def test_compiled_equals_eager(loss):
+    torch.manual_seed(0)
+    z, labels = torch.randn(48, 16, requires_grad=True), torch.arange(48) % 9
+    compiled = torch.compile(loss, fullgraph=True)
+    value, expected = compiled(z, labels), loss(z, labels)
+    same(value, expected)
+    same(torch.autograd.grad(value, z)[0], torch.autograd.grad(expected, z)[0], rtol=1e-4, atol=1e-6)

@@ -1,1 +1,18 @@
+"""Deep metric learning as a book that runs: every loss derived, proved, tested and fast
+
+Modules:
+
+- `dml_nb.check`: A loss is right when its value and its weights equal those of its definition: by sympy, by autograd, by differences, on every kind of batch.
+- `dml_nb.core`: What every loss and every measure starts from: unit rows, similarities in full precision, who is paired with whom.
+- `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
+- `dml_nb.embedding`: A body that sees, a linear head that places, and files that hold no code
+- `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
+- `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes: the hardest of each side counts most.
+- `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed: three similarities in one weight.
+- `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, what they cannot see, and the first attempt to mend it.
+- `dml_nb.plots`: One style, and the few pictures that every page draws: weights, embeddings, neighbours, curves.
+- `dml_nb.retrieval`: Recall@K, CMC, precision@k, mAP, MAP@R, R-precision, MRR and mINP, exact, in blocks, with ties counted against the model
+- `dml_nb.samplers`: A batch sampler that shows every image, repeats as few as possible, resumes where it stopped and splits over processes
+- `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings: blocks, references, sums, miners."""
+
 __version__ = "0.0.1"

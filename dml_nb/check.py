@@ -11,12 +11,12 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'five_angles', 'dyadic_rows', 'standard_batches',
            'observable', 'definition_weights', 'error_of', 'sample_pairs', 'difference_check', 'routes', 'Report',
            'check_batch', 'check_weights', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'unfold', 'SympyLoss',
-           'formula_weights', 'from_sympy', 'compare_speed', 'write_results']
+           'formula_weights', 'from_sympy', 'compare_speed', 'write_results', 'exported']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
-import json, os, platform, time
+import inspect, json, os, platform, time
 from copy import copy
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import sympy as sp
@@ -330,3 +330,12 @@ def write_results(
     machine = dict(cpu=platform.machine(), cores=os.cpu_count(), threads=torch.get_num_threads(), python=platform.python_version(),
                    **{name: version(name) for name in ('torch', 'pytorch-metric-learning')}, **facts)
     Path(path).write_text(json.dumps(dict(machine=machine, rows=rows), indent=1) + chr(10), encoding='utf-8')
+
+# %% ../nbs/02_check.ipynb #0ada9faa
+def exported(
+    loss, # made by a class that a page defines
+    module:str, # that the page exports it to
+):
+    "The same loss made by the exported class: what users import, and what a compiler can look up by its module"
+    names = [p.name for p in list(inspect.signature(type(loss).__init__).parameters.values())[1:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return getattr(import_module(module), type(loss).__name__)(**{name: getattr(loss, name) for name in names})

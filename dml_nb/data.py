@@ -179,7 +179,7 @@ def show(self:ImageSet,
     for ax, i, title in zip(axes.flat, indices, titles):
         x = self[i][0]
         ax.imshow(x[0] if len(x) == 1 else x.permute(1, 2, 0), cmap='gray', vmin=0, vmax=1)
-        ax.set_title(title if len(title) <= 14 * side else title[:int(14 * side) - 1] + '…', fontsize=8)
+        ax.set_title(title if len(title) <= 14 * side else title[:int(14 * side) - 1] + '…', fontsize=8, loc='center')
     plt.close(fig)
     return fig
 

@@ -188,7 +188,7 @@ def draw_neighbour(
     name = (images.classes[y] if y >= 0 else '?')[:12]
     ax.imshow(x[0] if len(x) == 1 else x.permute(1, 2, 0), cmap='gray', vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])
-    ax.set_title({None: f'query {name}', True: name, False: f'× {name}'}[right], fontsize=8)
+    ax.set_title({None: f'query {name}', True: name, False: f'× {name}'}[right], fontsize=8, loc='center')
     color, style, width = {None: ('0.5', '-', .5), True: ('#0072B2', '-', 3), False: ('#D55E00', (0, (1.5, .8)), 3)}[right]
     for spine in ax.spines.values(): spine.set(color=color, linestyle=style, linewidth=width, capstyle='butt')
 

@@ -42,7 +42,8 @@ def test_one_seed_has_no_interval(tmp_path):
 def test_stopped_and_started_again(whole, tmp_path, stop, status):
     other = tmp_path/'notes.txt'
     other.write_text('mine')
-    process = subprocess.Popen([*dml, *small, '--seeds', '2', '--out', str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*dml, *small, '--seeds', '2', '--out', str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))                          # where a shell had it ignored
     limit = time.monotonic() + 200
     while not [*(tmp_path/'runs').glob('*.json')]:
         assert process.poll() is None and time.monotonic() < limit, 'no run was kept before the end'

@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 
 from ..core import full_precision
 from .neighbours import NPairs
-from ..weighting import PairLoss, check_positive, inf
+from ..weighting import PairLoss, check_positive, exp_, inf
 
 # %% ../../nbs/14_losses.angular.ipynb #bc2a84fe
 def angular_classes(
@@ -29,7 +29,7 @@ def angular_classes(
     "What whole classes add to the angular loss and its derivatives (002, Eq. 3)"
     top = N.amax(2, keepdim=True)                                               # (k, m, 1)
     top = top.masked_fill(top == -inf, 0.)
-    E = N.sub_(top).mul_(4 * t).exp_()                                          # (k, m, R), 0 where there is no negative
+    E = exp_(N.sub_(top).mul_(4 * t))                                           # (k, m, R), 0 where there is no negative
     A = E @ E.mT                                                                # (k, m, m)
     log_Z = A.log() + 4 * t * (top + top.mT) - 2 * (1 + t) * own
     log_Z.diagonal(dim1=1, dim2=2).fill_(-inf)

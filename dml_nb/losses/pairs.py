@@ -17,7 +17,7 @@ __all__ = ['Contrastive', 'sum_log1p', 'sum_softplus', 'Binomial', 'EqualWeights
 import torch
 from torch import Tensor
 
-from ..weighting import PairLoss, check_positive, inf, log_sum_exp
+from ..weighting import PairLoss, check_positive, exp_, inf, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d
 class Contrastive(PairLoss):
@@ -55,7 +55,7 @@ def sum_softplus(
 ) -> tuple: # (b, 1) values; (b, c) derivatives σ(x)
     "$\\sum_j\\log(1+e^{x_j})$ of each row and its derivatives, without overflow"
     value = torch.clamp(x, min=0, out=spare).sum(1, keepdim=True)
-    return value + sum_log1p(torch.abs(x, out=spare).neg_().exp_()), x.sigmoid_()
+    return value + sum_log1p(exp_(torch.abs(x, out=spare).neg_())), x.sigmoid_()
 
 # %% ../../nbs/10_losses.pairs.ipynb #0f5d31f7
 class Binomial(PairLoss):

@@ -56,6 +56,20 @@ def test_module_is_named_after_the_page(page):
     assert names == ([page.stem.partition('_')[2]] if exports else [])
 
 @each_page
+def test_introduction_heads_the_help(page):
+    "nbdev makes the module's docstring from the text cells marked so; written otherwise the mark is printed and the help is lost"
+    texts = [''.join(c['source']) for c in cells(page) if c['cell_type'] == 'markdown']
+    exports = any('default_exp' in flags for _, flags, _, _ in code_cells(page))
+    assert texts[0].startswith('# ') and (not exports or texts[1].startswith('#| export\n'))
+    assert not (wrong := [t[:40] for t in texts if re.match(r'(\\?#? *\|? *)export', t) and not t.startswith('#| export')]), wrong
+
+@each_page
+def test_links_hold_no_code(page):
+    "nbdev links names in backticks by itself, also within a link, and a link within a link is no link"
+    texts = ''.join(''.join(c['source']) for c in cells(page) if c['cell_type'] == 'markdown')
+    assert not re.findall(r'\[[^\]]*`[^\]]*\]\([^)]*\)', texts)
+
+@each_page
 def test_page_has_no_star_import(page): assert not [s for _, _, tree, _ in code_cells(page) for s in stars(tree)]
 
 @each_source

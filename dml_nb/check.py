@@ -11,10 +11,10 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'five_angles', 'dyadic_rows', 'standard_batches',
            'observable', 'definition_weights', 'error_of', 'sample_pairs', 'difference_check', 'routes', 'Report',
            'check_batch', 'check_weights', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'unfold', 'SympyLoss',
-           'formula_weights', 'from_sympy', 'compare_speed', 'write_results', 'exported']
+           'formula_weights', 'from_sympy', 'compare_speed', 'write_results', 'extra_memory', 'exported']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
-import inspect, json, os, platform, time
+import inspect, json, os, platform, subprocess, sys, time
 from copy import copy
 from importlib import import_module, metadata
 from pathlib import Path
@@ -330,6 +330,20 @@ def write_results(
     machine = dict(cpu=platform.machine(), cores=os.cpu_count(), threads=torch.get_num_threads(), python=platform.python_version(),
                    **{name: version(name) for name in ('torch', 'pytorch-metric-learning')}, **facts)
     Path(path).write_text(json.dumps(dict(machine=machine, rows=rows), indent=1) + chr(10), encoding='utf-8')
+
+# %% ../nbs/02_check.ipynb #0a3a10ba
+def extra_memory(
+    setup:str, # Python source: imports, data, a small warm-up
+    job:str, # Python source whose memory is wanted
+) -> float: # megabytes
+    "What a job adds to the resident memory of a fresh process at its highest; raises OSError where there is no /proc to ask (outside Linux)"
+    if not Path('/proc/self/clear_refs').exists(): raise OSError('the peak of a process is read from /proc, which this system does not have')
+    reader = "def memory(field): return int(open('/proc/self/status').read().split(field + ':')[1].split()[0]) / 1024"
+    forget = "open('/proc/self/clear_refs', 'w').write('5')"                    # the highest so far is now
+    code = '\n'.join([setup, reader, forget, "before = memory('VmRSS')", job, "print(memory('VmHWM') - before)"])
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    if done.returncode: raise RuntimeError(done.stderr)
+    return float(done.stdout.split()[-1])
 
 # %% ../nbs/02_check.ipynb #0ada9faa
 def exported(

@@ -8,19 +8,22 @@ Docs: https://dml-nb.github.io/dml_nb/plots.html.md"""
 
 # %% auto #0
 __all__ = ['BLUE', 'VERMILLION', 'GREEN', 'ORANGE', 'PURPLE', 'SKY', 'INK', 'POSITIVE', 'NEGATIVE', 'RIGHT', 'WRONG', 'PALETTE',
-           'MARKERS', 'DASHES', 'WEIGHTS', 'STYLE', 'style', 'page_style', 'new_axes', 'numbers', 'anchor_weight',
-           'weight_landscape', 'weight_curves', 'class_stretches', 'weight_heatmap', 'scatter_embedding', 'circle',
-           'as_pixels', 'neighbour_frame', 'draw_cell', 'retrieval_grid', 'curves']
+           'MARKERS', 'DASHES', 'WEIGHTS', 'STYLE', 'style', 'small_png', 'page_style', 'new_axes', 'numbers',
+           'anchor_weight', 'weight_landscape', 'weight_curves', 'class_stretches', 'weight_heatmap',
+           'scatter_embedding', 'circle', 'as_pixels', 'neighbour_frame', 'draw_cell', 'retrieval_grid', 'curves']
 
 # %% ../nbs/03_plots.ipynb #69d50098
 from contextlib import contextmanager
+from io import BytesIO
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
 from torch import Tensor
 
 from .check import anchor_batch
@@ -45,11 +48,23 @@ def style(**changes):
     "Inside, figures are drawn in the style of this book, with `changes` of matplotlib's parameters; also a decorator"
     with mpl.rc_context(STYLE | changes): yield
 
+def small_png(
+    fig, # matplotlib figure
+) -> bytes: # of a PNG file
+    "One pixel per dot and at most 128 colours, which keeps a notebook small"
+    raw, res = BytesIO(), BytesIO()
+    fig.savefig(raw, format='png', bbox_inches='tight', dpi=100)
+    Image.open(raw).convert('RGB').quantize(128, dither=Image.Dither.NONE).save(res, 'png', optimize=True)
+    return res.getvalue()
+
 def page_style():
-    "For a whole notebook: the style from here on, and pictures of one pixel per dot, which keeps the file small"
-    from matplotlib_inline.backend_inline import set_matplotlib_formats         # comes with every notebook, not with this package
-    set_matplotlib_formats('png')
+    "For a whole notebook: the style from here on, and pictures as `small_png` makes them"
     plt.rcParams.update(STYLE)
+    try: shell = get_ipython()                                                  # a name that notebooks have
+    except NameError: return
+    formatters = shell.display_formatter.formatters
+    for kind in formatters: formatters[kind].pop(Figure, None)
+    formatters['image/png'].for_type(Figure, small_png)
 
 def new_axes(
     ax=None, # the axes asked for, or None

@@ -3,7 +3,7 @@
 Modules:
 
 - `dml_nb.check`: A loss is right when its value and its weights equal those of its definition: by sympy, by autograd, by differences, on every kind of batch.
-- `dml_nb.cli`: `dml compare`: losses against each other, against raw pixels and against the untrained network, in one line
+- `dml_nb.cli`: The command dml compare: losses against each other, against raw pixels and against the untrained network, in one line
 - `dml_nb.core`: What every loss and every measure starts from: unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
 - `dml_nb.embedding`: A body that sees, a linear head that places, and files that hold no code

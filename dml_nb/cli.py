@@ -1,4 +1,4 @@
-"""`dml compare`: losses against each other, against raw pixels and against the untrained network, in one line
+"""The command dml compare: losses against each other, against raw pixels and against the untrained network, in one line
 
 `dml compare` trains losses on the same data with several seeds and tells them apart from luck: a table on the terminal, `results.json` with every number and
 where it comes from, and `report.html` with pictures. What a user got wrong is answered by one line on stderr and exit status 2; Ctrl-C by one line and 130.

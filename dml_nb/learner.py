@@ -4,7 +4,7 @@
 `fit_one_cycle`, `validate`,
 `get_preds`, `export`, callbacks and mixed precision work as ever. What is new: training batches hold P classes × M images, the classes of the validation
 set need not
-occur in training, Recall@1 and MAP@R are measured over all of it after each epoch, `learn.embed` gives unit embeddings, and `learn.show_results` shows
+occur in training, `Recall@1` and `MAP@R` are measured over all of it after each epoch, `learn.embed` gives unit embeddings, and `learn.show_results` shows
 what is found.
 
 Docs: https://dml-nb.github.io/dml_nb/learner.html.md"""

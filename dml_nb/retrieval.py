@@ -1,7 +1,7 @@
 """Recall@K, CMC, precision@k, mAP, MAP@R, R-precision, MRR and mINP, exact, in blocks, with ties counted against the model
 
 An embedding is good when the right items come first. `evaluate(z, labels)` ranks, for every row, all other rows by cosine similarity and reports
-what the field reports: Recall@K, CMC, precision@k, mAP, MAP@R, R-precision, MRR, mINP. It is exact and never holds more than a block of similarities.
+what the field reports: `Recall@K`, CMC, `precision@k`, mAP, `MAP@R`, R-precision, MRR, mINP. It is exact and never holds more than a block of similarities.
 `evaluate(z, labels, gallery, gallery_labels, cameras, gallery_cameras)` ranks a gallery instead, with the re-identification rule if cameras are given.
 The report is a dictionary; `report.per_query` keeps every query's value and `report.interval('map@r')` gives a bootstrap confidence interval.
 

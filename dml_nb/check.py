@@ -10,12 +10,14 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 # %% auto #0
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'five_angles', 'dyadic_rows', 'standard_batches',
            'observable', 'definition_weights', 'error_of', 'sample_pairs', 'difference_check', 'routes', 'Report',
-           'check_batch', 'check_weights', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'unfold', 'SympyLoss',
-           'formula_weights', 'from_sympy', 'compare_speed', 'write_results', 'extra_memory', 'exported']
+           'check_batch', 'check_weights', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'unfold', 'hinge',
+           'above', 'without_max', 'SympyLoss', 'formula_weights', 'from_sympy', 'compare_speed', 'write_results',
+           'extra_memory', 'exported']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
 import inspect, json, os, platform, subprocess, sys, time
 from copy import copy
+from functools import reduce
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -249,6 +251,28 @@ def unfold(
     return sums, formula
 
 # %% ../nbs/02_check.ipynb #bfb219fb
+class hinge(sp.Function):
+    "[x]₊ with derivative 0 at 0, where sympy's Max takes one half"
+    nargs = 1
+    @classmethod
+    def eval(cls, x): return sp.Max(0, x) if x.is_number else None
+    def fdiff(self, argindex=1): return above(self.args[0])
+    def _torchcode(self, printer): return f'torch.clamp({printer._print(self.args[0])}, min=0.)'
+
+class above(sp.Function):
+    "1 above 0, else 0"
+    nargs = 1
+    @classmethod
+    def eval(cls, x): return sp.Integer(int(x > 0)) if x.is_number else None
+    def fdiff(self, argindex=1): return sp.Integer(0)
+    def _torchcode(self, printer): return f'({printer._print(self.args[0])} > 0).float()'
+
+def without_max(e):
+    "The formula with max(a, b) as b + [a - b]₊ and min(a, b) as b - [b - a]₊"
+    def fold(*args): return reduce(lambda a, b: b + hinge(a - b), sorted(args, key=lambda a: a == 0))
+    return sp.sympify(e).replace(sp.Max, fold).replace(sp.Min, lambda *args: -fold(*(-a for a in args)))
+
+# %% ../nbs/02_check.ipynb #63bfc720
 class SympyLoss(PairLoss):
     "A loss made from a formula of one anchor's similarities; its weights are derived symbolically"
     def __init__(self, formula, needs_both=False, reduction='sum', normalize=True, block=None, **parameters):
@@ -259,10 +283,11 @@ class SympyLoss(PairLoss):
 
     def derive(self):
         "Take every derivative, and turn it into a function of tensors"
-        self.sums, outer = unfold(sp.sympify(self.formula).subs(self.parameters_given))
+        self.sums, outer = unfold(without_max(self.formula).subs(self.parameters_given))
         names = [A for A, _, _ in self.sums]
         if unknown := (outer.free_symbols.union(*(f.free_symbols for _, _, f in self.sums)) - {pos, neg, n_pos, n_neg, *names}):
             raise ValueError(f'{self.formula}: numbers for {", ".join(sorted(map(str, unknown)))} are wanted, as keywords')
+        if idle := set(self.parameters_given) - {s.name for s in sp.sympify(self.formula).free_symbols}: raise ValueError(f'{self.formula} has no {", ".join(sorted(idle))}')
         def compiled(e): return sp.lambdify((pos, neg, n_pos, n_neg, *names), e, modules='torch', cse=True)
         self.outer, self.by_sum = compiled(outer), [compiled(outer.diff(A)) for A in names]
         self.summand, self.slope = [compiled(f) for _, _, f in self.sums], [compiled(f.diff(side)) for _, side, f in self.sums]
@@ -274,21 +299,23 @@ class SympyLoss(PairLoss):
         self.derive()
     def __repr__(self): return f'SympyLoss({self.formula}{"".join(f", {k}={v!r}" for k, v in self.parameters_given.items())})'
 
-# %% ../nbs/02_check.ipynb #63bfc720
+# %% ../nbs/02_check.ipynb #fc97e2bf
 def formula_weights(self, S, pairs):
     "Sums from the inside out, then their derivatives from the outside in"
     P, N = pairs.split(S)
     there = {pos: P < inf, neg: N > -inf}
     P, N = P.masked_fill(~there[pos], 0.), N.masked_fill(~there[neg], 0.)
     counts, A = [there[side].sum(1, keepdim=True).to(S.dtype) for side in (pos, neg)], []   # (b, 1)
-    def number(f): return torch.as_tensor(f(P, N, *counts, *A, *[counts[0]] * (len(self.sums) - len(A))), dtype=S.dtype, device=S.device)
-    for f, (_, side, _) in zip(self.summand, self.sums): A.append((number(f) * there[side]).sum(1, keepdim=True))
+    sizes = [n.clamp(min=1) for n in counts]                                    # a mean over nothing is 0, not 0 / 0
+    def number(f): return torch.as_tensor(f(P, N, *sizes, *A, *[counts[0]] * (len(self.sums) - len(A))), dtype=S.dtype, device=S.device)
+    def summed(x, side): return torch.where(there[side], x, 0.).sum(1, keepdim=True)   # what an absent side would give is not asked
+    for f, (_, side, _) in zip(self.summand, self.sums): A.append(summed(number(f), side))
     on = (counts[0] > 0) & (counts[1] > 0) if self.needs_both else counts[0] + counts[1] > 0
     value = torch.where(on, number(self.outer), 0.).sum()
     by_sum = [torch.where(on, number(f), 0.) for f in self.by_sum]               # (b, 1) ∂F/∂A
-    for i, k, f in reversed(self.nested): by_sum[k] = by_sum[k] + by_sum[i] * (number(f) * there[self.sums[i][1]]).sum(1, keepdim=True)
+    for i, k, f in reversed(self.nested): by_sum[k] = by_sum[k] + by_sum[i] * summed(number(f), self.sums[i][1])
     W = {pos: torch.zeros_like(P), neg: torch.zeros_like(N)}
-    for d, f, (_, side, _) in zip(by_sum, self.slope, self.sums): W[side] = W[side] + d * number(f) * there[side]
+    for d, f, (_, side, _) in zip(by_sum, self.slope, self.sums): W[side] = W[side] + torch.where(there[side], d * number(f), 0.)
     scale = 1 / pairs.batch.size if self.mean else 1.
     return value * scale, pairs.weights(W[pos] * scale, W[neg] * scale)
 

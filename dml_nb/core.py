@@ -57,26 +57,32 @@ def check_embeddings(
 ) -> Tensor: # `z` as a plain tensor
     "`z` itself if it can be embeddings; raises TypeError for other than floating tensors, ValueError for other shapes than (B, D) with B, D ≥ 1"
     if not isinstance(z, Tensor): raise TypeError(f'{name}: a floating-point tensor (B, D) is wanted, a {type(z).__name__} was given')
+    if z.layout != torch.strided: raise TypeError(f'{name}: a dense tensor is wanted, {z.layout} was given')
     if not z.is_floating_point(): raise TypeError(f'{name}: floating-point embeddings are wanted, {z.dtype} was given')
     if z.ndim != 2 or 0 in z.shape: raise ValueError(f'{name}: shape (B, D) with at least one row and one column is wanted, {tuple(z.shape)} was given')
     return plain(z)
 
 # %% ../nbs/00_core.ipynb #621b292c
 def as_labels(
-    labels, # (B,) integers in a tensor, array, list or fastai `TensorCategory`; negative means unlabelled. Or (B, R) booleans: who belongs with whom
+    labels, # (B,) integers in a tensor, array, list or fastai `TensorCategory`; -1 means unlabelled. Or (B, R) booleans: who belongs with whom
     n:int, # B, the rows they belong to
     device:torch.device=None, # where they are wanted
     columns:int=None, # R, if a boolean matrix is allowed
     name:str='labels', # how the caller calls them
+    missing:str='unlabelled', # what -1 says
 ) -> Tensor: # (B,) int64, or (B, R) bool
-    "`labels` as a tensor; raises TypeError for non-integers, ValueError for a wrong length or shape"
-    t = plain(torch.as_tensor(labels, device=device))
+    "`labels` as a tensor; raises TypeError for non-integers, ValueError for a wrong length or shape and, on a CPU, for integers below -1"
+    try: t = plain(torch.as_tensor(labels, device=device))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as e: raise TypeError(f'{name}: integers are wanted, {labels!r:.80} was given ({e})') from e
+    if t.layout != torch.strided: raise TypeError(f'{name}: a dense tensor is wanted, {t.layout} was given')
     if t.dtype == torch.bool and t.ndim == 2 and columns is not None:
         if t.shape != (n, columns): raise ValueError(f'{name}: a boolean matrix ({n}, {columns}) is wanted for these embeddings, {tuple(t.shape)} was given')
         return t
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise TypeError(f'{name}: integer classes are wanted, {t.dtype} of shape {tuple(t.shape)} was given')
     if t.shape != (n,): raise ValueError(f'{name}: one integer for each of the {n} rows is wanted, shape {tuple(t.shape)} was given')
+    if t.device.type == 'cpu' and not torch.compiler.is_compiling() and n and (least := int(t.min())) < -1:
+        raise ValueError(f'{name}: integers from 0 up are wanted, or -1 for {missing}, {least} was given')
     return t.long()
 
 # %% ../nbs/00_core.ipynb #729c0644
@@ -280,12 +286,14 @@ def explicit_pairs(
     B:int, # anchors
     R:int, # references
     device:torch.device,
+    own:Tensor, # (B,) column of each anchor itself, -1 for none: pairs with it are left out
 ) -> tuple: # ((B, R) positive mask, (B, R) negative mask), the triplets or None
     "Masks of the pairs that index tuples name; raises TypeError for non-integers, ValueError for a wrong number, length or index"
     if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
         given = f'{len(tuples)} were' if isinstance(tuples, (tuple, list)) else f'a {type(tuples).__name__} was'
         raise ValueError(f'tuples: three (a, p, n) or four (a1, p, a2, n) index tensors are wanted, {given} given')
-    t = [plain(torch.as_tensor(i, device=device)) for i in tuples]
+    try: t = [plain(torch.as_tensor(i, device=device)) for i in tuples]
+    except (TypeError, ValueError, RuntimeError) as e: raise TypeError(f'tuples: one-dimensional integer tensors are wanted ({e})') from e
     t = [i.long() if i.numel() == 0 or not (i.is_floating_point() or i.dtype == torch.bool) else i for i in t]
     if any(i.dtype != torch.long or i.ndim != 1 for i in t):
         raise TypeError(f'tuples: one-dimensional integer tensors are wanted, {[str(i.dtype) for i in t]} were given')
@@ -294,6 +302,8 @@ def explicit_pairs(
     for index, limit in ((a1, B), (p, R), (a2, B), (n, R)) if device.type == 'cpu' and not torch.compiler.is_compiling() else ():
         if len(index) and not 0 <= index.min() <= index.max() < limit:
             raise ValueError(f'tuples: indices from 0 to {limit - 1} are wanted, {index.min()} to {index.max()} were given')
+    if len(t) == 3 and not torch.compiler.is_compiling(): t = a1, p, n = [i[(own[a1] != p) & (own[a1] != n)] for i in t]
+    if len(t) == 3: a2 = a1 = t[0]
     empty, true = torch.zeros(B, R, dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
-    masks = [empty.index_put(pair, true) for pair in ((a1, p), (a2, n))]
-    return masks, tuple(t) if len(t) == 3 else None
+    other = own[:, None] != torch.arange(R, device=device)                      # (B, R)
+    return [empty.index_put(pair, true) & other for pair in ((a1, p), (a2, n))], tuple(t) if len(t) == 3 else None

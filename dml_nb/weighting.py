@@ -12,12 +12,13 @@ Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 # %% auto #0
 __all__ = ['keep_above', 'keep_below', 'exp_', 'log_sum_exp', 'sweep', 'add_terms', 'KnownGradient', 'OnlyOnce', 'unit_operands',
            'tangent', 'value_and_gradient', 'value_and_weights', 'make_batch', 'label_batch', 'known', 'Formula',
-           'check_operands', 'Differentiable', 'Inspectable', 'settings', 'check_positive', 'Algebra', 'PairLoss',
-           'Sum', 'Miner', 'Kept']
+           'check_operands', 'Differentiable', 'Inspectable', 'settings', 'check_numbers', 'check_miner',
+           'check_positive', 'Algebra', 'PairLoss', 'Sum', 'Miner', 'Kept']
 
 # %% ../nbs/01_weighting.ipynb #805b582d
 import inspect
 from itertools import count
+from numbers import Integral, Real
 from weakref import WeakValueDictionary
 
 import torch
@@ -167,15 +168,18 @@ def make_batch(
     alone:bool=True, # the anchors are their own references
 ) -> Batch:
     "Check what was given, and make the table of pairs; raises TypeError or ValueError that says what is wanted"
+    needy = next(type(t).__name__ for _, t in loss.terms if t.needs == loss.needs)   # of a sum, the term that asks for most
     if loss.needs != 'pairs' and (not alone or tuples is not None):
-        raise ValueError(f'{type(loss).__name__} needs all rows of its classes in one batch: it takes no {"tuples" if alone else "references"}')
+        raise ValueError(f'{needy} needs all rows of its classes in one batch: it takes no {"tuples" if alone else "references"}')
     if alone: own = torch.arange(B, device=device)
-    else: own = torch.full((B,), -1, device=device) if self_index is None else as_labels(self_index, B, device, name='self_index')
-    if tuples is not None: return Batch(None, None, own, *explicit_pairs(tuples, B, R, device))
+    else: own = torch.full((B,), -1, device=device) if self_index is None else as_labels(self_index, B, device, name='self_index', missing='none')
+    if device.type == 'cpu' and not torch.compiler.is_compiling() and own.max() >= R:
+        raise ValueError(f'self_index: columns below {R} are wanted, or -1 for none, {own.max()} was given')
+    if tuples is not None: return Batch(None, None, own, *explicit_pairs(tuples, B, R, device, own))
     if labels is None: raise ValueError('labels are wanted unless tuples name the pairs')
     y = as_labels(labels, B, device, columns=R)
     if y.dtype == torch.bool:
-        if loss.needs != 'pairs': raise ValueError(f'{type(loss).__name__} needs integer classes, a boolean matrix of pairs was given')
+        if loss.needs != 'pairs': raise ValueError(f'{needy} needs integer classes, a boolean matrix of pairs was given')
         other = own[:, None] != torch.arange(R, device=device)
         return Batch(None, None, own, (y & other, ~y & other))
     if not alone and ref_labels is None: raise ValueError(f'ref_labels: one integer for each of the {R} references is wanted, none were given')
@@ -252,7 +256,7 @@ class Differentiable(Formula):
     def forward(
         self,
         z:Tensor, # (B, D) embeddings of the anchors
-        labels=None, # (B,) integers, negative for unlabelled; or (B, R) booleans: who belongs with whom
+        labels=None, # (B,) integers, -1 for unlabelled; or (B, R) booleans: who belongs with whom
         ref:Tensor=None, # (R, D) references; None: the anchors are each other's
         ref_labels=None, # (R,) integers
         self_index=None, # (B,) column of each anchor among the references, -1 for none
@@ -295,10 +299,20 @@ def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
     own = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
     return ', '.join(f'{p.name}={getattr(obj, p.name)!r}' for p in own if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ('normalize', 'block'))
 
+def check_numbers(**values):
+    "Raise ValueError for a value that is not a finite number"
+    for name, v in values.items():
+        if not isinstance(v, Real) or isinstance(v, bool) or not -inf < v < inf: raise ValueError(f'{name}: a finite number is wanted, {v!r} was given')
+
+def check_miner(miner):
+    "Raise TypeError for what cannot mine"
+    if miner is not None and (isinstance(miner, type) or not hasattr(miner, 'mine')):
+        raise TypeError(f'miner: an object with mine(P, N, pairs) is wanted, as MultiSimilarityMiner(), or None, {miner!r} was given')
+
 def check_positive(**values):
     "Raise ValueError for a value that is not a positive number"
     for name, v in values.items():
-        if isinstance(v, (bool, str)) or not 0 < v < inf: raise ValueError(f'{name}: a positive number is wanted, {v!r} was given')
+        if not isinstance(v, Real) or isinstance(v, bool) or not 0 < v < inf: raise ValueError(f'{name}: a positive number is wanted, {v!r} was given')
 
 class Algebra:
     "`+` and `*`: the whole algebra of losses"
@@ -307,7 +321,7 @@ class Algebra:
     def __add__(self, other): return Sum(self.terms + other.terms) if isinstance(other, Algebra) else NotImplemented
     def __radd__(self, other): return self if type(other) is int and other == 0 else NotImplemented   # sum([...]) starts from 0
     def __mul__(self, weight):
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        if isinstance(weight, bool) or not isinstance(weight, Real):
             raise TypeError(f'a loss is multiplied by a number, a {type(weight).__name__} was given')
         return Sum([(weight * w, t) for w, t in self.terms])
     __rmul__ = __mul__
@@ -322,9 +336,10 @@ class PairLoss(Algebra, Differentiable, Inspectable):
         block:int=None, # rows of S at a time; None: by size and device
     ):
         super().__init__()
-        if block is not None and (type(block) is not int or block < 1):
+        if block is not None and (isinstance(block, bool) or not isinstance(block, Integral) or block < 1):
             raise ValueError(f'block: a positive number of rows or None is wanted, {block!r} was given')
-        self.normalize, self.block = normalize, block
+        if not isinstance(normalize, bool): raise ValueError(f'normalize: True or False is wanted, {normalize!r} was given')
+        self.normalize, self.block = normalize, None if block is None else int(block)
         self.register()
 
     def register(self):

@@ -62,7 +62,7 @@ class Angular(PairLoss):
         W_own, memory, sizes = torch.zeros_like(own), pairs.spare(N), pairs.batch.widths[pairs.lo:pairs.hi]
         alike, dtype = len(set(sizes)) == 1, torch.float64 if self.t > 8 else S.dtype
         for m in set(sizes):                                                    # the classes of m images
-            at, shape = slice(None) if alike else torch.tensor(sizes, device=S.device) == m, (-1, m, S.shape[1])
+            at, shape = slice(None) if alike else torch.tensor([i for i, size in enumerate(sizes) if size == m], device=S.device), (-1, m, S.shape[1])
             out = memory.view(shape) if alike and dtype == S.dtype else None
             with full_precision(S.device): v, w_own, w = angular_classes(own[at, :m].view(-1, m, m).to(dtype), N[at].view(shape).to(dtype), self.t, n, out)
             value, W_own[at, :m], N[at] = value + v, w_own.view(-1, m).to(S.dtype), w.view(-1, S.shape[1]).to(S.dtype)

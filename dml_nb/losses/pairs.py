@@ -17,7 +17,7 @@ __all__ = ['Contrastive', 'sum_log1p', 'sum_softplus', 'Binomial', 'EqualWeights
 import torch
 from torch import Tensor
 
-from ..weighting import PairLoss, check_positive, exp_, inf, log_sum_exp
+from ..weighting import PairLoss, check_miner, check_numbers, check_positive, exp_, inf, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d
 class Contrastive(PairLoss):
@@ -28,6 +28,7 @@ class Contrastive(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
+        check_numbers(lam=lam)
         self.lam = lam
 
     def value_and_weights(self, S, pairs):
@@ -70,6 +71,8 @@ class Binomial(PairLoss):
     ):
         super().__init__(**kwargs)
         check_positive(alpha=alpha, beta=beta)
+        check_numbers(lam=lam)
+        check_miner(miner)
         self.alpha, self.beta, self.lam, self.miner = alpha, beta, lam, miner
 
     def value_and_weights(self, S, pairs):
@@ -89,6 +92,7 @@ class EqualWeights(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
+        check_miner(miner)
         self.miner = miner
 
     def value_and_weights(self, S, pairs):
@@ -110,6 +114,7 @@ class BinLifted(PairLoss):
     ):
         super().__init__(**kwargs)
         check_positive(alpha=alpha, beta=beta)
+        check_numbers(lam=lam)
         self.alpha, self.beta, self.lam = alpha, beta, lam
 
     def value_and_weights(self, S, pairs):

@@ -16,7 +16,7 @@ Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
 __all__ = ['LiftedStructure', 'LiftedStructureStar']
 
 # %% ../../nbs/12_losses.lifted.ipynb #cbe0e203
-from ..weighting import PairLoss, check_positive, inf, log_sum_exp
+from ..weighting import PairLoss, check_miner, check_numbers, check_positive, inf, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c
 class LiftedStructure(PairLoss):
@@ -27,6 +27,7 @@ class LiftedStructure(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
+        check_numbers(lam=lam)
         self.lam = lam
 
     def value_and_weights(self, S, pairs):
@@ -48,6 +49,7 @@ class LiftedStructureStar(PairLoss):
     ):
         super().__init__(**kwargs)
         check_positive(alpha=alpha, beta=beta)
+        check_miner(miner)
         self.alpha, self.beta, self.miner = alpha, beta, miner
 
     def value_and_weights(self, S, pairs):

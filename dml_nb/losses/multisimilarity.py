@@ -15,7 +15,7 @@ __all__ = ['similarities_seen', 'MultiSimilarityMiner', 'MultiSimilarity']
 import torch
 from torch import Tensor
 
-from ..weighting import Miner, PairLoss, check_positive, keep_above, keep_below, log_sum_exp
+from ..weighting import Miner, PairLoss, check_numbers, check_positive, keep_above, keep_below, log_sum_exp
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #5b4e5519
 def similarities_seen(
@@ -44,8 +44,7 @@ class MultiSimilarityMiner(Miner):
         self,
         epsilon:float=.1, # slack of both comparisons
     ):
-        if isinstance(epsilon, (bool, str)) or not -2 <= epsilon <= 2:
-            raise ValueError(f'epsilon: a difference of similarities, from -2 to 2, is wanted, {epsilon!r} was given')
+        check_numbers(epsilon=epsilon)
         self.epsilon = float(epsilon)
 
     def mine(self, P, N, pairs):
@@ -65,6 +64,7 @@ class MultiSimilarity(PairLoss):
     ):
         super().__init__(**kwargs)
         check_positive(alpha=alpha, beta=beta)
+        check_numbers(lam=lam)
         self.alpha, self.beta, self.lam, self.epsilon = alpha, beta, lam, epsilon
         self.miner = None if epsilon is None else MultiSimilarityMiner(epsilon)
 

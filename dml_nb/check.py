@@ -287,7 +287,8 @@ class SympyLoss(PairLoss):
         names = [A for A, _, _ in self.sums]
         if unknown := (outer.free_symbols.union(*(f.free_symbols for _, _, f in self.sums)) - {pos, neg, n_pos, n_neg, *names}):
             raise ValueError(f'{self.formula}: numbers for {", ".join(sorted(map(str, unknown)))} are wanted, as keywords')
-        if idle := set(self.parameters_given) - {s.name for s in sp.sympify(self.formula).free_symbols}: raise ValueError(f'{self.formula} has no {", ".join(sorted(idle))}')
+        if idle := set(self.parameters_given) - {s.name for s in sp.sympify(self.formula).free_symbols}:
+            raise ValueError(f'{self.formula} has no {", ".join(sorted(idle))}')
         def compiled(e): return sp.lambdify((pos, neg, n_pos, n_neg, *names), e, modules='torch', cse=True)
         self.outer, self.by_sum = compiled(outer), [compiled(outer.diff(A)) for A in names]
         self.summand, self.slope = [compiled(f) for _, _, f in self.sums], [compiled(f.diff(side)) for _, side, f in self.sums]

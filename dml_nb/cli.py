@@ -1,4 +1,4 @@
-"""The command dml compare: losses against each other, against raw pixels and against the untrained network, in one line
+"""`dml compare`: losses against each other, against raw pixels and against the untrained network, in one line
 
 `dml compare` trains losses on the same data with several seeds and tells them apart from luck: a table on the terminal, `results.json` with every number and
 where it comes from, and `report.html` with pictures. What a user got wrong is answered by one line on stderr and exit status 2; Ctrl-C by one line and 130.
@@ -50,6 +50,7 @@ def start(
 # %% ../nbs/63_cli.ipynb #8e74ae14
 def main():
     "The console script `dml`."
+    sys.stdout.reconfigure(errors='replace')                                             # a terminal that has no ± shows ?
     if not sys.warnoptions: warnings.filterwarnings('ignore', module='torch|fastai')     # their deprecations are nothing a user can mend
     try: status = app(standalone_mode=False, prog_name='dml')
     except UsageError as e:
@@ -65,10 +66,13 @@ def writable_folder(
     path, # the folder, made if need be
 )->Path:
     "The folder, after a file was written there and removed. Fails in one line if that is not possible."
+    if not str(path): fail('--out: a folder is wanted, nothing was given')
     path = Path(path).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path): pass
+        if (taken := [name for name in ('results.json', 'report.html', 'runs') if (path/name).is_dir() != (name == 'runs') and (path/name).exists()]):
+            fail(f'--out {path}: {", ".join(taken)} there is in the way; give another folder')
     except OSError as e: fail(f'--out {path}: cannot write there ({e.strerror or e}); give a folder that can be made or written')
     return path
 
@@ -179,7 +183,7 @@ def compare(
     Finished runs are kept there in runs/ and used again when all that decides their numbers is the same, so a job that was
     stopped goes on where it was."""
     with in_one_line(data, size, out):
-        folder = writable_folder(out)
         from dml_nb.experiment import LOSSES
-        settings = dict(data=data, losses=known_names(losses, LOSSES, '--losses'), seeds=seeds, epochs=epochs, turned=turn, size=size, threads=threads)
+        names, folder = known_names(losses, LOSSES, '--losses'), writable_folder(out)
+        settings = dict(data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size, threads=threads)
         run_comparison(settings, folder, fresh, Console())

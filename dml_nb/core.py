@@ -297,13 +297,12 @@ def explicit_pairs(
     t = [i.long() if i.numel() == 0 or not (i.is_floating_point() or i.dtype == torch.bool) else i for i in t]
     if any(i.dtype != torch.long or i.ndim != 1 for i in t):
         raise TypeError(f'tuples: one-dimensional integer tensors are wanted, {[str(i.dtype) for i in t]} were given')
-    a1, p, a2, n = t if len(t) == 4 else (t[0], t[1], t[0], t[2])
+    a1, p, a2, n = t if len(t) == 4 else (*t[:2], t[0], t[2])
     if len(a1) != len(p) or len(a2) != len(n): raise ValueError(f'tuples: matching lengths are wanted, {[len(i) for i in t]} were given')
     for index, limit in ((a1, B), (p, R), (a2, B), (n, R)) if device.type == 'cpu' and not torch.compiler.is_compiling() else ():
         if len(index) and not 0 <= index.min() <= index.max() < limit:
             raise ValueError(f'tuples: indices from 0 to {limit - 1} are wanted, {index.min()} to {index.max()} were given')
-    if len(t) == 3 and not torch.compiler.is_compiling(): t = a1, p, n = [i[(own[a1] != p) & (own[a1] != n)] for i in t]
-    if len(t) == 3: a2 = a1 = t[0]
-    empty, true = torch.zeros(B, R, dtype=torch.bool, device=device), torch.ones((), dtype=torch.bool, device=device)
-    other = own[:, None] != torch.arange(R, device=device)                      # (B, R)
-    return [empty.index_put(pair, true) & other for pair in ((a1, p), (a2, n))], tuple(t) if len(t) == 3 else None
+    if len(t) == 3 and not torch.compiler.is_compiling(): t = [i[(own[a1] != p) & (own[a1] != n)] for i in t]
+    empty, other = torch.zeros(B, R, dtype=torch.bool, device=device), own[:, None] != torch.arange(R, device=device)   # (B, R)
+    pairs = ((a1, p), (a2, n)) if len(t) == 4 else ((t[0], t[1]), (t[0], t[2]))
+    return [empty.index_put(pair, own.new_ones((), dtype=torch.bool)) & other for pair in pairs], tuple(t) if len(t) == 3 else None

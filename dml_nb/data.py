@@ -89,7 +89,8 @@ class ImageFiles:
     def __getitem__(self, i):
         if np.ndim(i) == 0: return read_image(self.paths[i], self.size, self.mode)
         xs = [self[j] for j in i]
-        if len({x.shape for x in xs}) > 1: raise ValueError(f'the pictures differ in size, {xs[0].shape[1:]} first; give a size (size= of load_data, --size of dml compare)')
+        if len({x.shape for x in xs}) > 1:
+            raise ValueError(f'the pictures differ in size, {xs[0].shape[1:]} first; give a size (size= of load_data, --size of dml compare)')
         return torch.stack(xs) if xs else torch.empty(0, *(n or 0 for n in self.shape))
     def raw(self, i): return self.paths[i].read_bytes()
     def check_alike(self):

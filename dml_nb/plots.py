@@ -48,6 +48,7 @@ def style(**changes):
     "Inside, figures are drawn in the style of this book, with `changes` of matplotlib's parameters; also a decorator"
     with mpl.rc_context(STYLE | changes): yield
 
+# %% ../nbs/03_plots.ipynb #3bad76d2
 def small_png(
     fig, # matplotlib figure
 ) -> bytes: # of a PNG file
@@ -66,6 +67,7 @@ def page_style():
     for kind in formatters: formatters[kind].pop(Figure, None)
     formatters['image/png'].for_type(Figure, small_png)
 
+# %% ../nbs/03_plots.ipynb #6e00072c
 def new_axes(
     ax=None, # the axes asked for, or None
     size:tuple=(5, 3.4), # of a new figure, in inches

@@ -47,9 +47,7 @@ def keep_below(
     return -keep_above(-P, -threshold)
 
 # %% ../nbs/01_weighting.ipynb #d53b2220
-def exp_(
-    x:Tensor, # any shape, floating; overwritten
-) -> Tensor:
+def exp_(x:Tensor) -> Tensor: # of any shape, floating, overwritten
     "$e^x = 2^{x/\\log 2}$ in place, without the detours of `exp` where it vanishes"
     return x.mul_(1.4426950408889634).exp2_()
 
@@ -299,10 +297,11 @@ def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
     own = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
     return ', '.join(f'{p.name}={getattr(obj, p.name)!r}' for p in own if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ('normalize', 'block'))
 
-def check_numbers(**values):
+# %% ../nbs/01_weighting.ipynb #4ca0b5b2
+def check_numbers(above=-inf, wanted='finite', **values):
     "Raise ValueError for a value that is not a finite number"
     for name, v in values.items():
-        if not isinstance(v, Real) or isinstance(v, bool) or not -inf < v < inf: raise ValueError(f'{name}: a finite number is wanted, {v!r} was given')
+        if not isinstance(v, Real) or isinstance(v, bool) or not above < v < inf: raise ValueError(f'{name}: a {wanted} number is wanted, {v!r} was given')
 
 def check_miner(miner):
     "Raise TypeError for what cannot mine"
@@ -311,9 +310,9 @@ def check_miner(miner):
 
 def check_positive(**values):
     "Raise ValueError for a value that is not a positive number"
-    for name, v in values.items():
-        if not isinstance(v, Real) or isinstance(v, bool) or not 0 < v < inf: raise ValueError(f'{name}: a positive number is wanted, {v!r} was given')
+    check_numbers(0, 'positive', **values)
 
+# %% ../nbs/01_weighting.ipynb #5bb9d682
 class Algebra:
     "`+` and `*`: the whole algebra of losses"
     @property

@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from dml_nb.check import test_same as same
-from dml_nb.losses import Contrastive, MultiSimilarity, Triplet
+from dml_nb.losses import CIT, DROKL, Angular, BatchHard, ClassDiscrepancy, Contrastive, DROTopK, MultiSimilarity, Triplet
+from dml_nb.transport import MMD, Wasserstein
 
 @pytest.mark.skipif(not (shutil.which('g++') or shutil.which('clang++')), reason='no C++ compiler for torch.compile')
-@pytest.mark.parametrize('loss', [MultiSimilarity(), Contrastive(), Triplet() + 0.5 * MultiSimilarity()], ids=repr)
+@pytest.mark.parametrize('loss', [MultiSimilarity(), Contrastive(), Triplet() + 0.5 * MultiSimilarity(), Angular(), DROTopK(96), DROKL(.1), BatchHard(), CIT(.5),
+                                  ClassDiscrepancy(MMD(sigma=.5)), Triplet() + 0.5 * ClassDiscrepancy(Wasserstein(.05))], ids=repr)
 def test_compiled_equals_eager(loss):
     torch.manual_seed(0)
     z, labels = torch.randn(48, 16, requires_grad=True), torch.arange(48) % 9

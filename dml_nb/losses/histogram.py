@@ -25,21 +25,21 @@ def cells(
     absent:float, # inf or -inf: what stands where there is no pair
     nodes:int, # R
     scratch:Scratch, # memory to write into: fresh pages would cost several times the arithmetic
-) -> tuple: # (b, c) each: the cell, 1 to R-1, 0 for no pair; how far into it, 0 to 1; 1 for a pair, 0 for none
+) -> tuple: # (b, c) each: the cell, 1 to R-1, 0 for no pair; the place, 1 to R, 0 for no pair; 1 for a pair, 0 for none
     "Where similarities fall among R nodes from -1 to 1"
-    present, cell, index = scratch.take(x), scratch.take(x), scratch.take(x.new_empty(0, dtype=torch.long), x.shape)
+    present, index = scratch.take(x), scratch.take(x.new_empty(0, dtype=torch.long), x.shape)
     torch.ne(x, absent, out=present)
-    x = x.clamp_(-1, 1).add_(1).mul_((nodes - 1) / 2)
-    torch.floor(x, out=cell).clamp_(max=nodes - 2)                              # S = 1 belongs to the last cell
-    part = x.sub_(cell)
-    return index.copy_(cell.add_(1).mul_(present)).clamp_(0, nodes - 1), part, present   # a NaN must not point outside
+    x = torch.add(x.new_full((), (nodes + 1) / 2), x, alpha=(nodes - 1) / 2, out=x)   # from 1 to R
+    x = x.clamp_(1, nodes).mul_(present)
+    return index.copy_(x).clamp_(0, nodes - 1), x, present                      # S = 1 belongs to the last cell; a NaN must not point outside
 
 # %% ../../nbs/11_losses.histogram.ipynb #f393c2df
 def cell_sums(
     x:Tensor, absent:float, nodes:int, scratch:Scratch, # as in `cells`
 ) -> Tensor: # (2, R) float64: similarities in each cell, their parts added up; column 0 is for no pair
     "What a block adds to a histogram"
-    cell, part, present = cells(x, absent, nodes, scratch)
+    cell, place, present = cells(x, absent, nodes, scratch)
+    part = place.sub_(torch.clamp(place, max=nodes - 1, out=scratch.take(x)).floor_())   # how far into the cell, 0 to 1
     table = x.new_zeros(len(x), nodes)                                          # (b, R)
     return torch.stack([table.scatter_add(1, cell, source).sum(0, dtype=torch.float64) for source in (present, part)])
 

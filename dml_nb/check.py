@@ -378,6 +378,7 @@ def exported(
     loss, # made by a class that a page defines
     module:str, # that the page exports it to
 ):
-    "The same loss made by the exported class: what users import, and what a compiler can look up by its module"
+    "The same loss made by the exported class: what users import, and what a compiler can look up by its module, with nothing compiled before"
+    torch.compiler.reset()                                                      # pages share a process, and torch keeps eight versions of one function
     names = [p.name for p in list(inspect.signature(type(loss).__init__).parameters.values())[1:] if p.kind is p.POSITIONAL_OR_KEYWORD]
     return getattr(import_module(module), type(loss).__name__)(**{name: getattr(loss, name) for name in names})

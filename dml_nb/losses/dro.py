@@ -204,7 +204,7 @@ def zero_of(f, lo, hi):
 
 # %% ../../nbs/16_losses.dro.ipynb #963aede2
 class PhiBall(Named):
-    "Σ φ(n p)/n ≤ ρ for any convex φ with φ(1) = φ'(1) = 0, by its conjugate φ*, a function of tensors: p = φ*'(a l - b)/n"
+    "Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, by its conjugate φ*, a function of tensors: p = φ*'(a l - b)/n"
     def __init__(self, phi_conjugate, rho:float): self.phi_conjugate, self.rho, _ = phi_conjugate, rho, check_positive(rho=rho)
     def conjugate(self, s):
         "φ*(s), φ*'(s)"

@@ -7,7 +7,7 @@ from dml_nb.check import extra_memory
 
 setup = '''
 import torch
-from dml_nb.losses import *
+from dml_nb.losses import CIT, DROKL, BatchHard, ClassDiscrepancy, Contrastive, DROTopK, MultiSimilarity, SemiHard, Triplet
 from dml_nb.transport import MMD
 torch.set_num_threads(2)
 def step(z, labels): {loss}(z, labels).backward()

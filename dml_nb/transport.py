@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .core import check_embeddings, full_precision, inf, widen
-from .weighting import OnlyOnce, check_positive, settings
+from .core import check_number, check_embeddings, full_precision, inf, widen
+from .weighting import OnlyOnce, settings
 
 # %% ../nbs/20_transport.ipynb #1dfcbef7
 def row_scores(
@@ -115,7 +115,8 @@ def masses(
 
 def check_solver(eps, sweeps, tol):
     "Raise ValueError for settings that solve nothing"
-    check_positive(eps=eps, **({} if tol is None else dict(tol=tol)))
+    check_number("eps", eps, above=0)
+    if tol is not None: check_number("tol", tol, above=0)
     if type(sweeps) is not int or sweeps < 1: raise ValueError(f'sweeps: a positive whole number is wanted, {sweeps!r} was given')
 
 # %% ../nbs/20_transport.ipynb #02019042
@@ -188,8 +189,8 @@ def self_value(u, Ku, w, eps): # (B, K) scalings, sums and weights
 
 # %% ../nbs/20_transport.ipynb #42c6cb30
 class Divergence:
-    "How far apart two weighted sets of points are; `needs` and `opaque` as in `Formula`"
-    needs, opaque, error = 'classes', True, None
+    "How far apart two weighted sets of points are; `indivisible`, `own_batch_only` and `opaque` as in `PairLoss`"
+    indivisible, own_batch_only, opaque, error = 'class', True, True, None
     def measure(self, uu, uv, vv, a, b): raise TypeError(f'{type(self).__name__} has no measure(uu, uv, vv, a, b)')
 
     def __call__(
@@ -226,7 +227,7 @@ class Wasserstein(Divergence):
 # %% ../nbs/20_transport.ipynb #7f5ccc92
 class SinkhornDivergence(Wasserstein):
     "W_ε(U, V) - ½ W_ε(U, U) - ½ W_ε(V, V) (002, Eq. 13); 0 where U = V"
-    needs = 'batch'
+    indivisible = 'batch'
     def __init__(self, eps:float=.1, sweeps:int=16, tol:float=None): super().__init__(eps, sweeps, tol)   # as in `Wasserstein`
 
     def measure(self, uu, uv, vv, a, b):
@@ -236,7 +237,7 @@ class SinkhornDivergence(Wasserstein):
 # %% ../nbs/20_transport.ipynb #572b4c56
 class KernelDivergence(Divergence):
     "The squared distance of two means under a kernel, Σ (a - b)_i (a - b)_j k(x_i, x_j); a subclass says `evaluate`"
-    needs, opaque = 'labels', False
+    indivisible, opaque = 'pair', False
     def evaluate(
         self,
         d2:Tensor, # ‖u - v‖², inf where there is no pair; overwritten
@@ -266,7 +267,7 @@ class MMD(KernelDivergence):
         sigma:float=.05, # σ, a distance
     ):
         if kernel not in ('laplacian', 'gaussian'): raise ValueError(f"kernel: 'laplacian' or 'gaussian' is wanted, {kernel!r} was given")
-        check_positive(sigma=sigma)
+        check_number('sigma', sigma, above=0)
         self.kernel, self.sigma = kernel, sigma
 
     def evaluate(self, d2):

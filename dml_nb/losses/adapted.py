@@ -67,8 +67,8 @@ def matching_loss(
 
 # %% ../../nbs/19_losses.adapted.ipynb #361cd3c6
 class Counted(PairLoss):
-    "A loss that first counts how often a selection or a miner picks each image; `pairs.found` is then the excess (B,)"
-    needs, surveys, opaque = 'labels', 1, True
+    "A loss that first counts how often a selection or a miner picks each image; `pairs.statistics` is then the excess (B,)"
+    own_batch_only, surveys, opaque = True, 1, True
     def __init__(self, select, **kwargs):
         super().__init__(**kwargs)
         if not (hasattr(select, 'triplets') or hasattr(select, 'mine')) or isinstance(select, type):
@@ -104,7 +104,7 @@ class SelectionBias(Counted):
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
-        there, a = P < inf, pairs.found                                         # (b, c), (B,)
+        there, a = P < inf, pairs.statistics                                         # (b, c), (B,)
         Wp = (self.lam * a[pairs.rows, None] * a[pairs.positive]).to(S.dtype).mul_(there)
         value = (Wp * P.masked_fill_(~there, 0.)).double().sum() + self.lam * a[pairs.rows].square().sum()   # S_ii = 1
         return value, pairs.weights(Wp, N.zero_())
@@ -126,6 +126,7 @@ class Shared(Selection):
 
 class AdaptedTriplet(Sum):
     "Σ_{D_S} [‖a-p‖² - ‖a-n‖² + m]₊ + λ Σ_y ‖Φ_y^S - Φ_y^T‖² over semi-hard triplets (003, Eqs. 7, 8, 12 and 15)"
+    reductions = 'sum', 'mean'
     def __init__(
         self,
         margin:float=.2, # α, of squared distances

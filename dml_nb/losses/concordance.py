@@ -117,14 +117,14 @@ class CIT(PairLoss):
     ):
         super().__init__(**kwargs)
         if isinstance(gamma, (bool, str)) or not 0 <= gamma <= 1: raise ValueError(f'gamma: a number from 0 to 1 is wanted, {gamma!r} was given')
-        self.gamma, self.needs = gamma, 'pairs' if gamma == 1 else 'classes'
+        self.gamma, self.indivisible = gamma, 'pair' if gamma == 1 else 'class'
 
     def value_and_weights(self, S, pairs):
         if pairs.batch.triplets is not None:
             (value, W), share = excess_listed(S, *pairs.triplets), 1 / max(1, len(pairs.batch.triplets[0]))
             return value * share, W.mul_(share)
         (P, N), share, terms = pairs.split(S), 1 / pairs.batch.total_triplets.clamp(min=1), []
-        memory = [pairs.spare(N) for _ in range(4)]
+        memory = [pairs.buffer(N) for _ in range(4)]
         if self.gamma > 0: terms.append((self.gamma * share, *self.excess(P, N, pairs, memory)))
         if self.gamma < 1: terms.append((2 * (1 - self.gamma) * share, *partial_likelihood(P, N, pairs, memory[1:])))
         value, W = sum(s * v for s, v, _ in terms), [w.mul_(s) for s, _, w in terms]
@@ -164,8 +164,8 @@ class Concordance(NamedTuple):
 def views(batch, scratch, block):
     "The blocks of a batch, each in the same memory"
     for lo, hi in spans(batch, block):
-        scratch.used = 0
-        yield batch.view(batch, lo, hi, scratch)
+        scratch.rewind(0)
+        yield batch.view(batch, lo, hi, torch.float32, scratch)
 
 def each_anchor(look, z, labels, gallery, gallery_labels, self_index, block):
     "The anchors (B,) in the order of the answers, and what `look(pairs, P, N)` (b, k) says of them: NaN, but for the last, if an embedding is broken"

@@ -103,9 +103,9 @@ class ClassDiscrepancy(PairLoss):
         forms = ((SinkhornDivergence, debiased_classes), (Wasserstein, transported_classes), (KernelDivergence, kernel_classes))
         self.formula = next((f for kind, f in forms if isinstance(divergence, kind)), None)
         if self.formula is None: raise TypeError(f'divergence: a Wasserstein, SinkhornDivergence, EnergyDistance or MMD is wanted, {divergence!r} was given')
-        if divergence.needs == 'batch' and self.block is not None:
+        if divergence.indivisible == 'batch' and self.block is not None:
             raise ValueError(f'block: {divergence!r} needs the whole batch; leave block=None, or take Wasserstein or MMD, which run in blocks')
-        self.divergence, self.needs, self.opaque = divergence, divergence.needs, divergence.opaque
+        self.divergence, self.indivisible, self.own_batch_only, self.opaque = divergence, divergence.indivisible, True, divergence.opaque
 
     def value_and_weights(self, S, pairs): return self.formula(self.divergence, S, pairs)
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..weighting import Miner, PairLoss, check_positive, exp_, inf, log_sum_exp, settings
+from ..core import check_number
+from ..weighting import Miner, PairLoss, exp_, inf, log_sum_exp, settings
 
 # %% ../../nbs/16_losses.dro.ipynb #73b2b4cd
 class Named:
@@ -43,7 +44,7 @@ class MarginPair(Named):
 class BinomialPair(Named):
     "log(1 + e^{α(λ-S)}) of a positive, log(1 + e^{β(S-λ)}) of a negative (000, section 3.3, without its 1/P_i and 1/N_i)"
     def __init__(self, alpha:float=2., beta:float=50., lam:float=.5):
-        check_positive(alpha=alpha, beta=beta)
+        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
         self.alpha, self.beta, self.lam = alpha, beta, lam
     def __call__(self, S, y, spare=lambda S: None):
         sharp = self.alpha if y > 0 else -self.beta
@@ -115,7 +116,7 @@ def candidates(l, k, w=8):
 class TopK(UncertaintySet):
     "0 ≤ p ≤ 1/K: the mean of the K largest losses, K real and at most n; equals at the edge share what is left (000, DRO-TopK)"
     overwrites = False
-    def __init__(self, k:float): self.k, _ = k, check_positive(k=k)
+    def __init__(self, k:float): self.k, _ = k, check_number('k', k, above=0)
     def gather(self, sides, share, gathered, found):
         k, n = ceil(2 * self.k), share * sum(count(torch.gt, l, -inf) for l in sides)   # a pair may stand in the list twice
         top = torch.cat([candidates(l, k) for l in sides] + ([gathered[0]] if gathered else []))
@@ -141,7 +142,7 @@ class Simplex(TopK):
 # %% ../../nbs/16_losses.dro.ipynb #b29e08b4
 class KLPenalty(UncertaintySet):
     "Σ p l - γ KL(p‖1/n), at most γ log mean e^{l/γ}, with p = softmax(l/γ) (000, DRO-KL)"
-    def __init__(self, gamma:float): self.gamma, _ = gamma, check_positive(gamma=gamma)
+    def __init__(self, gamma:float): self.gamma, _ = gamma, check_number('gamma', gamma, above=0)
     def gather(self, sides, share, gathered, found):
         for l in sides:
             top, n, before = l.amax().clamp(min=-1e15), count(torch.gt, l, -inf) * share, gathered
@@ -158,7 +159,7 @@ class KLPenalty(UncertaintySet):
 # %% ../../nbs/16_losses.dro.ipynb #bc6c87fb
 class Radius(Uniform):
     "A set with a size ρ"
-    def __init__(self, rho:float): self.rho, _ = rho, check_positive(rho=rho)
+    def __init__(self, rho:float): self.rho, _ = rho, check_number('rho', rho, above=0)
 class Ball(Radius):
     "p ∝ `shape`(s (l - max l)), as sharp, s, as a `divergence` up to ρ allows"
     surveys = 51
@@ -205,7 +206,7 @@ def zero_of(f, lo, hi):
 # %% ../../nbs/16_losses.dro.ipynb #963aede2
 class PhiBall(Named):
     "Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, by its conjugate φ*, a function of tensors: p = φ*'(a l - b)/n"
-    def __init__(self, phi_conjugate, rho:float): self.phi_conjugate, self.rho, _ = phi_conjugate, rho, check_positive(rho=rho)
+    def __init__(self, phi_conjugate, rho:float): self.phi_conjugate, self.rho, _ = phi_conjugate, rho, check_number('rho', rho, above=0)
     def conjugate(self, s):
         "φ*(s), φ*'(s)"
         with torch.enable_grad():
@@ -272,10 +273,10 @@ def drawn(u, l, masses, before, total):
 class WorstCase(PairLoss):
     "What `DRO` does with its settings"
     def draw(self, batch): return uniforms(self.sample, self.generator, batch)
-    def losses(self, S, pairs): return zip(*(pair_losses(self.base, X, y, self.drop_zero, pairs.spare) for X, y in zip(pairs.split(S, self.miner), (1, -1))))
+    def losses(self, S, pairs): return zip(*(pair_losses(self.base, X, y, self.drop_zero, pairs.buffer) for X, y in zip(pairs.split(S, self.miner), (1, -1))))
     def survey(self, S, pairs, gathered):
         if len(pairs.rows) == len(pairs.batch.rows): return None                # one block: all losses will be at hand
-        (turn, found), share, (sides, _) = pairs.found or (0, None), pairs_per_entry(pairs.batch, self.pairs == 'unordered'), self.losses(S, pairs)
+        (turn, found), share, (sides, _) = pairs.statistics or (0, None), pairs_per_entry(pairs.batch, self.pairs == 'unordered'), self.losses(S, pairs)
         if turn < self.folds: return self.uncertainty.gather(sides, share, gathered, found)
         return (gathered or {}) | {pairs.lo: share * cumulated(self.uncertainty.masses(sides, found))[-1]}
     def conclude(self, gathered, found):
@@ -284,7 +285,7 @@ class WorstCase(PairLoss):
         return turn + 1, self.uncertainty.conclude(gathered, numbers) if turn < self.folds else numbers | dict(totals=gathered)
     def value_and_weights(self, S, pairs):
         share, (sides, slopes) = pairs_per_entry(pairs.batch, self.pairs == 'unordered'), self.losses(S, pairs)
-        found, l = pairs.found[1] if pairs.found else None, torch.cat(sides, 1).flatten() if self.sample else None
+        found, l = pairs.statistics[1] if pairs.statistics else None, torch.cat(sides, 1).flatten() if self.sample else None
         if self.folds:
             found = found or self.uncertainty.solve(sides, share)
             value, masses = found['value'] * (pairs.lo == 0), [p.mul_(share) for p in self.uncertainty.masses(sides, found)]
@@ -317,7 +318,7 @@ class DRO(WorstCase):
             raise ValueError(f'sample: a number of draws, from a set of probabilities, is wanted, {sample!r} from {uncertainty!r} was given')
         self.base, self.uncertainty, self.pairs, self.drop_zero, self.sample = base, uncertainty, pairs, drop_zero, sample
         self.generator, self.miner, self.folds = generator, miner, uncertainty.surveys if hasattr(uncertainty, 'gather') else 0
-        self.surveys, self.needs = self.folds + bool(sample and self.folds), 'pairs' if self.folds else 'batch'
+        self.surveys, self.indivisible = self.folds + bool(sample and self.folds), 'pair' if self.folds else 'batch'
 
 # %% ../../nbs/16_losses.dro.ipynb #1b079902
 class DROTopK(DRO):
@@ -347,12 +348,12 @@ class DROKLGrouped(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(gamma_pos=gamma_pos, gamma_neg=gamma_neg)
+        check_number('gamma_pos', gamma_pos, above=0); check_number('gamma_neg', gamma_neg, above=0)
         self.gamma_pos, self.gamma_neg, self.base, self.drop_zero, self.pseudo = gamma_pos, gamma_neg, base, drop_zero, pseudo
     def value_and_weights(self, S, pairs):
         value, W, c, extra = 0., [], self.pseudo or 0., float(self.pseudo is not None)
         for X, y, gamma, n in zip(pairs.split(S), (1, -1), (self.gamma_pos, self.gamma_neg), (pairs.n_pos, pairs.n_neg)):
-            loss, slope = pair_losses(self.base, X, y, self.drop_zero, pairs.spare)
+            loss, slope = pair_losses(self.base, X, y, self.drop_zero, pairs.buffer)
             if self.drop_zero: n = (loss > -inf).sum(1, keepdim=True)           # (b, 1)
             v, p = log_sum_exp(loss.sub_(c).mul_(1 / gamma), plus=extra)        # (b, 1), (b, c) or (b, R)
             there = (n > 0) if self.pseudo is None else pairs.n_pos + pairs.n_neg > 0   # an anchor without any pair has no groups
@@ -363,7 +364,7 @@ class DROKLGrouped(PairLoss):
 # %% ../../nbs/16_losses.dro.ipynb #16200e7d
 class SemiHardPairs(Miner):
     "All positives, and negatives with λ - m < S < λ: semi-hard selection for pair losses (000, section 4.2.2)"
-    def __init__(self, m:float=.2, lam:float=.5): self.m, self.lam, _ = m, lam, check_positive(m=m)
+    def __init__(self, m:float=.2, lam:float=.5): self.m, self.lam, _ = m, lam, check_number('m', m, above=0)
     def mine(self, P, N, pairs): return P, N.masked_fill((N <= self.lam - self.m) | (N >= self.lam), -inf)
 def rarity(S, dim):
     "-log q(d), d² = 2 - 2S, up to a constant; float64, without overflow in any dimension"
@@ -380,7 +381,7 @@ class DistanceWeighted(Miner):
         dim:int=512, # D, of the embeddings: similarities do not tell it
         far:float=1.4, # negatives from here on are drawn only where there is none nearer
     ):
-        check_positive(cutoff=cutoff, dim=dim, far=far)
+        check_number('cutoff', cutoff, above=0); check_number('dim', dim, above=0); check_number('far', far, above=0)
         self.cutoff, self.generator, self.dim, self.far = cutoff, generator, dim, far
     def draw(self, batch): return uniforms(batch.size + batch.columns, self.generator, batch).split([batch.size, batch.columns])
     def chosen(self, N, pairs):                                                 # for each place of a positive the column of a negative

@@ -21,8 +21,8 @@ __all__ = ['hinge_few', 'hinge_sorted', 'check_margin', 'hinge_listed', 'Selecte
 import torch
 from torch import Tensor
 
-from ..core import Pairs, full_precision, product
-from ..weighting import PairLoss, check_operands, check_positive, inf, log_sum_exp, settings, sweep, unit_operands
+from ..core import check_number, Pairs, full_precision, product
+from ..weighting import PairLoss, check_operands, inf, log_sum_exp, settings, sweep, unit_operands
 
 # %% ../../nbs/17_losses.triplet.ipynb #8d34dc62
 def hinge_few(
@@ -74,6 +74,7 @@ def hinge_listed(
 # %% ../../nbs/17_losses.triplet.ipynb #1ac0a3e2
 class SelectedTriplets(PairLoss):
     "A loss over triplets: all of a batch, those that the caller names, or those that a selection picks"
+    reductions = 'mean', 'sum'
     def __init__(
         self,
         reduction:str='mean', # or 'sum'
@@ -100,7 +101,7 @@ class SelectedTriplets(PairLoss):
 def chosen(self, pairs):
     "Triplets (a, p, n) of this block, or None for all; 1 over their number in the whole batch, or 1 for a sum"
     if self.select is None: listed, n = pairs.triplets, pairs.batch.total_triplets.clamp(min=1)
-    else: listed, n = pairs.found[0][pairs.lo], max(1, pairs.found[1])
+    else: listed, n = pairs.statistics[0][pairs.lo], max(1, pairs.statistics[1])
     if pairs.batch.triplets is not None: n = max(1, len(pairs.batch.triplets[0]))
     return listed, 1. if self.total else 1. / n
 
@@ -128,7 +129,7 @@ class Triplet(SelectedTriplets):
         share = share * self.scale
         if listed is None:
             P, N = pairs.split(S)
-            out = pairs.spare(N) if P.shape[1] <= self.few else None
+            out = pairs.buffer(N) if P.shape[1] <= self.few else None
             value, met, count = hinge_sorted(P.sub_(m), N) if out is None else hinge_few(P.sub_(m), N, out)
             W = pairs.weights(met.neg_(), count)                                # (b, R)
         else: value, W = hinge_listed(S, *listed, m)
@@ -234,7 +235,7 @@ class SemiHard(UniformSelection):
         generator:torch.Generator=None, # of the draws, one for each batch
     ):
         super().__init__(generator)
-        check_positive(margin=margin)
+        check_number('margin', margin, above=0)
         self.margin = margin
 
     def admit(self, N, s, out): return torch.gt(N, s - self.margin / 2, out=out).mul_(N.le_(s))   # S_ap - margin / 2 < S_an ≤ S_ap
@@ -271,7 +272,7 @@ class HAP2S(PairLoss):
     ):
         super().__init__(**kwargs)
         check_margin(margin)
-        check_positive(gamma=gamma, alpha=alpha)
+        check_number('gamma', gamma, above=0); check_number('alpha', alpha, above=0)
         if weighting not in ('exponential', 'polynomial'): raise ValueError(f"weighting: 'exponential' or 'polynomial' is wanted, {weighting!r} was given")
         self.margin, self.weighting, self.gamma, self.alpha = margin, weighting, gamma, alpha
 
@@ -287,7 +288,7 @@ def soft_extremes(self, S, pairs):
     absent, both = P == inf, (pairs.n_pos > 0) & (pairs.n_neg > 0)              # (b, c), (b, 1)
     P = P.masked_fill(absent, 0.)
     _, q_pos = log_sum_exp(self.hardness(P, -1).masked_fill(absent, -inf))      # (b, c) q / Σ q, Eq. (000-31)
-    _, q_neg = log_sum_exp(self.hardness(N, 1, pairs.spare(N)))                 # (b, R)
+    _, q_neg = log_sum_exp(self.hardness(N, 1, pairs.buffer(N)))                 # (b, R)
     N = N.clamp_(min=torch.finfo(N.dtype).min).mul_(q_neg)                      # -inf · 0 is no number
     gap = (N.sum(1, keepdim=True) - (q_pos * P).sum(1, keepdim=True) + self.margin).clamp(min=0) * both   # (b, 1)
     w = gap.sign() / pairs.batch.size

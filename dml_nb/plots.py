@@ -303,11 +303,10 @@ def watch(
                 scale = .6 / float(movement(x, W).norm(dim=1).max().clamp(min=1e-12))
             ax = circle(x, labels, W, axes[shown.index(step)], scale)
             ax.set_title(f'step {step}, loss {loss(x, labels):.3f}', fontsize=9)
-            if step != shown[-1]:
-                ax.get_legend().remove()
-                x = unit(x + rate * movement(x, W))
-        else:
-            x = unit(x + rate * movement(x, W))
+            if step < shown[-1]:
+                ax.get_legend().remove()             # one is enough
+        if step < shown[-1]:
+            x = unit(x - rate * (W + W.T) @ x)
     return x
 
 # %% ../nbs/03_plots.ipynb #a1b3e178

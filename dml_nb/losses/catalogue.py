@@ -83,36 +83,123 @@ def triplet_discrepancy(
     return DCDL(Triplet(margin), Wasserstein(eps), lam)
 
 
-#: Every loss by its name in commands and recipes.
 LOSSES = dict(
-    contrastive=Entry(Contrastive, r'$[S-\lambda]_+$, $-S$', r'$1[S>\lambda]$', 'Everything but which side of λ a negative is on; a positive at 0.99 is pulled as hard as one at 0.'),
-    binomial=Entry(Binomial, r'mean $\log(1+e^{\alpha(\lambda-S)})$, mean $\log(1+e^{\beta(S-\lambda)})$', r'$\beta\,\sigma(\beta(S-\lambda))$', 'The rest of the batch: a lone impostor and one of a hundred weigh the same.'),
-    bin_lifted=Entry(BinLifted, 'half binomial, half lifted', r'$\frac12(\sigma+\mathrm{softmax})$', 'Nothing wholly: it averages two weights, so a pair that is harmless for one of them keeps half its weight.'),
-    equal_weights=Entry(EqualWeights, r'$\sum_N S-\sum_P S$', '1', 'Similarity altogether.'),
-    histogram=Entry(Histogram, 'chance of a negative above a positive', 'density of positives at $S$', 'How far a negative overshoots: only how many positives lie just at its similarity counts.'),
-    lifted_structure=Entry(LiftedStructure, r'$[\lambda+\log\sum_P e^{-S}+\log\sum_N e^{S}]_+$', 'softmax', 'Where the whole neighbourhood is: a shift of all similarities changes nothing.'),
-    lifted_structure_star=Entry(LiftedStructureStar, r'$\frac1\alpha\log\sum_P e^{-\alpha S}+\frac1\beta\log\sum_N e^{\beta S}$', 'softmax', 'The same; and the weights of an anchor sum to one however good it is.'),
-    n_pairs=Entry(NPairs, r'$\log(1+\sum_N e^{s(S_{an}-S_{ap})})$', 'softmax, by positive', 'A common shift of all similarities; it rests when every positive wins clearly.'),
-    nca=Entry(NCA, r'$-\log$ chance of a neighbour of the class', 'softmax of all', 'A common shift; it rests when one positive wins clearly.'),
-    angular=Entry(Angular, r'$\log(1+\sum_N e^{4t(S_{an}+S_{pn})-2(1+t)S_{ap}})$', 'softmax, twice', 'Nothing of the triangle of anchor, positive and negative, but it needs the whole class.', '$c$'),
-    angular_n_pairs=Entry(AngularNPairs, 'N-pairs + 2 angular', 'sum', 'As angular.', '$c$'),
-    multi_similarity=Entry(MultiSimilarity, r'$\frac1\alpha\log(1+\sum_P e^{-\alpha(S-\lambda)})$ $+\,\frac1\beta\log(1+\sum_N e^{\beta(S-\lambda)})$', r'$e^{\beta(S-\lambda)}/(1+\sum)$', 'Pairs that mining drops, abruptly.'),
-    multi_similarity_weighting=Entry(partial(MultiSimilarity, epsilon=None), 'the same without mining', 'the same', 'The other side: positives do not know the negatives.'),
-    dro=Entry(partial(DRO, MarginPair(), ChiSquareBall(1.)), 'worst case over a set of weights', 'the worst weights', 'Nothing, in proportion to the loss above a level that the set decides.', 'varies'),
-    dro_top_k=Entry(partial(DROTopK, k=160), 'mean of the K largest pair losses', '$1/K$ or 0', 'All but the K worst pairs, and among those differences of size.'),
-    dro_top_k_pn=Entry(partial(DROTopKPN, k=160), 'the same, half of each kind', '$1/K$ or 0', 'As top-K, for each kind by itself.'),
-    dro_kl=Entry(partial(DROKL, gamma=.1), r'$\gamma\log$ mean $e^{l/\gamma}$', 'softmax of all pairs', 'Nothing, but a pair counts exponentially less the smaller its loss.'),
-    dro_kl_grouped=Entry(DROKLGrouped, 'the same by anchor and kind', 'softmax', "Every pair that is not the anchor's."),
-    triplet=Entry(Triplet, r'$[S_{an}-S_{ap}+m]_+$', 'positives within the margin', 'By how much the margin is violated, and all that is beyond it.', '$c$'),
-    batch_hard=Entry(BatchHard, r'$[\max_N S-\min_P S+m]_+$', '1 for the hardest', 'All but one positive and one negative of an anchor.'),
-    hap2s=Entry(HAP2S, 'the same with soft extremes', 'softmax', 'The far negatives, by degrees.'),
-    cit=Entry(CIT, r'$[1-e^{S_{ap}-S_{an}}]_+$', r'$e^{S_{ap}-S_{an}}$', 'Ordered triplets; and it weighs the worst of the others least.', '$c$'),
-    cit_probability=Entry(partial(CIT, gamma=0.), r'$\log(e^{S_{an}}+e^{S_{pn}})-S_{ap}$', 'sigmoid', 'Whether a triplet is ordered already.', '$c$'),
-    adapted_triplet=Entry(AdaptedTriplet, r'semi-hard triplets + λ · selection bias', '1 for each triplet', 'All triplets that the selection did not draw.', '2'),
-    selection_bias=Entry(partial(SelectionBias, HardTriplets()), 'squared shift of the class means by selection', 'none: $a_ia_j$ on positives', 'Negatives, except through what the selection picks.'),
-    wasserstein=Entry(partial(ClassDiscrepancy, Wasserstein()), r'$-$ transport of each class to the rest', 'the transport plan', 'Positives: each class is moved away from the rest as a whole.', 'varies'),
-    mmd=Entry(partial(ClassDiscrepancy, MMD()), r'$-$ squared discrepancy of each class from the rest', 'slope of the kernel', 'Who is who: a weight is a function of its own similarity times a number that the class sizes fix.'),
-    triplet_discrepancy=Entry(triplet_discrepancy, 'triplet + λ transport', 'sum', 'What both ignore.', 'varies'),
+    contrastive=Entry(Contrastive, r'$[S-\lambda]_+$, $-S$', r'$1[S>\lambda]$',
+        'Everything but which side of λ a negative is on; a positive at 0.99 is pulled as '
+        'hard as one at 0.'),
+    binomial=Entry(
+        Binomial,
+        r'mean $\log(1+e^{\alpha(\lambda-S)})$, mean $\log(1+e^{\beta(S-\lambda)})$',
+        r'$\beta\,\sigma(\beta(S-\lambda))$',
+        'The rest of the batch: a lone impostor and one of a hundred weigh the same.'),
+    bin_lifted=Entry(
+        BinLifted,
+        'half binomial, half lifted',
+        r'$\frac12(\sigma+\mathrm{softmax})$',
+        'Nothing wholly: it averages two weights, so a pair that is harmless for one of them '
+        'keeps half its weight.'),
+    equal_weights=Entry(EqualWeights, r'$\sum_N S-\sum_P S$', '1',
+        'Similarity altogether.'),
+    histogram=Entry(
+        Histogram,
+        'chance of a negative above a positive',
+        'density of positives at $S$',
+        'How far a negative overshoots: only how many positives lie just at its similarity '
+        'counts.'),
+    lifted_structure=Entry(
+        LiftedStructure,
+        r'$[\lambda+\log\sum_P e^{-S}+\log\sum_N e^{S}]_+$',
+        'softmax',
+        'Where the whole neighbourhood is: a shift of all similarities changes nothing.'),
+    lifted_structure_star=Entry(
+        LiftedStructureStar,
+        r'$\frac1\alpha\log\sum_P e^{-\alpha S}+\frac1\beta\log\sum_N e^{\beta S}$',
+        'softmax',
+        'The same; and the weights of an anchor sum to one however good it is.'),
+    n_pairs=Entry(NPairs, r'$\log(1+\sum_N e^{s(S_{an}-S_{ap})})$', 'softmax, by positive',
+        'A common shift of all similarities; it rests when every positive wins clearly.'),
+    nca=Entry(NCA, r'$-\log$ chance of a neighbour of the class', 'softmax of all',
+        'A common shift; it rests when one positive wins clearly.'),
+    angular=Entry(
+        Angular,
+        r'$\log(1+\sum_N e^{4t(S_{an}+S_{pn})-2(1+t)S_{ap}})$',
+        'softmax, twice',
+        'Nothing of the triangle of anchor, positive and negative, but it needs the whole '
+        'class.',
+        '$c$'),
+    angular_n_pairs=Entry(AngularNPairs, 'N-pairs + 2 angular', 'sum',
+        'As angular.',
+        '$c$'),
+    multi_similarity=Entry(
+        MultiSimilarity,
+        r'$\frac1\alpha\log(1+\sum_P e^{-\alpha(S-\lambda)})$ $+\,\frac1\beta\log(1+\sum_N '
+        r'e^{\beta(S-\lambda)})$',
+        r'$e^{\beta(S-\lambda)}/(1+\sum)$',
+        'Pairs that mining drops, abruptly.'),
+    multi_similarity_weighting=Entry(
+        partial(MultiSimilarity, epsilon=None),
+        'the same without mining',
+        'the same',
+        'The other side: positives do not know the negatives.'),
+    dro=Entry(
+        partial(DRO, MarginPair(), ChiSquareBall(1.)),
+        'worst case over a set of weights',
+        'the worst weights',
+        'Nothing, in proportion to the loss above a level that the set decides.',
+        'varies'),
+    dro_top_k=Entry(partial(DROTopK, k=160), 'mean of the K largest pair losses', '$1/K$ or 0',
+        'All but the K worst pairs, and among those differences of size.'),
+    dro_top_k_pn=Entry(partial(DROTopKPN, k=160), 'the same, half of each kind', '$1/K$ or 0',
+        'As top-K, for each kind by itself.'),
+    dro_kl=Entry(
+        partial(DROKL, gamma=.1),
+        r'$\gamma\log$ mean $e^{l/\gamma}$',
+        'softmax of all pairs',
+        'Nothing, but a pair counts exponentially less the smaller its loss.'),
+    dro_kl_grouped=Entry(DROKLGrouped, 'the same by anchor and kind', 'softmax',
+        "Every pair that is not the anchor's."),
+    triplet=Entry(Triplet, r'$[S_{an}-S_{ap}+m]_+$', 'positives within the margin',
+        'By how much the margin is violated, and all that is beyond it.',
+        '$c$'),
+    batch_hard=Entry(BatchHard, r'$[\max_N S-\min_P S+m]_+$', '1 for the hardest',
+        'All but one positive and one negative of an anchor.'),
+    hap2s=Entry(HAP2S, 'the same with soft extremes', 'softmax',
+        'The far negatives, by degrees.'),
+    cit=Entry(CIT, r'$[1-e^{S_{ap}-S_{an}}]_+$', r'$e^{S_{ap}-S_{an}}$',
+        'Ordered triplets; and it weighs the worst of the others least.',
+        '$c$'),
+    cit_probability=Entry(
+        partial(CIT, gamma=0.),
+        r'$\log(e^{S_{an}}+e^{S_{pn}})-S_{ap}$',
+        'sigmoid',
+        'Whether a triplet is ordered already.',
+        '$c$'),
+    adapted_triplet=Entry(
+        AdaptedTriplet,
+        r'semi-hard triplets + λ · selection bias',
+        '1 for each triplet',
+        'All triplets that the selection did not draw.',
+        '2'),
+    selection_bias=Entry(
+        partial(SelectionBias, HardTriplets()),
+        'squared shift of the class means by selection',
+        'none: $a_ia_j$ on positives',
+        'Negatives, except through what the selection picks.'),
+    wasserstein=Entry(
+        partial(ClassDiscrepancy, Wasserstein()),
+        r'$-$ transport of each class to the rest',
+        'the transport plan',
+        'Positives: each class is moved away from the rest as a whole.',
+        'varies'),
+    mmd=Entry(
+        partial(ClassDiscrepancy, MMD()),
+        r'$-$ squared discrepancy of each class from the rest',
+        'slope of the kernel',
+        'Who is who: a weight is a function of its own similarity times a number that the '
+        'class sizes fix.'),
+    triplet_discrepancy=Entry(triplet_discrepancy, 'triplet + λ transport', 'sum',
+        'What both ignore.',
+        'varies'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d

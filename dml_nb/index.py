@@ -102,7 +102,8 @@ def _as_json(
         copy = None
     if copy is None and value is not None or copy != value:
         raise ValueError('metadata: JSON values are wanted (dictionaries with strings as keys, '
-                         f'lists, strings, finite numbers, true, false, null), {value!r:.80} was given')
+                         'lists, strings, finite numbers, true, false, null), '
+                         f'{value!r:.80} was given')
     return copy
 
 # %% ../nbs/43_index.ipynb #ef027285
@@ -687,8 +688,8 @@ def _read_folder(folder):
                 return manifest, _read_contents(folder, manifest)
             except FileNotFoundError as e:
                 if manifest == before:                         # nobody saved meanwhile
-                    message = f'{e.filename}: a file that index.json names is wanted, none was found'
-                    raise FileNotFoundError(message) from e
+                    wanted = 'a file that index.json names is wanted'
+                    raise FileNotFoundError(f'{e.filename}: {wanted}, none was found') from e
                 before = manifest
 
 # %% ../nbs/43_index.ipynb #2e3c0f0e
@@ -783,7 +784,6 @@ def _fill(self:EmbeddingIndex, folder, manifest, contents):
         data = contents['structure']
         searcher = _read_faiss(path['structure'], data, self.kind, width, len(owners))
         self._approximation = _Approximation(self.kind, searcher, owners, manifest['trained'])
-        self._pending = dict.fromkeys(id for id in self._ids if id not in self._approximation.entry)
 
 @patch(cls_method=True)
 def open(
@@ -794,7 +794,7 @@ def open(
     """Read an index back.
 
     Raises FileNotFoundError if there is none, ValueError naming the file for one that was
-    truncated, edited or replaced, and ValueError for another embedder than the one it was made with."""
+    truncated, edited or replaced, and ValueError for another embedder than it was made with."""
     folder = Path(path).expanduser()
     manifest, contents = _read_folder(folder)
     index = cls(manifest['dim'], manifest['kind'], effort=manifest['effort'])

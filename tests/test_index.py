@@ -144,6 +144,7 @@ def test_near_duplicates_are_ordered_exactly():
         expected = brute(stored, stored[q], 7)
         assert ids[q].tolist() == expected[1]
         assert sims[q].tolist() == expected[0]
+        agree(index, stored, z[q].numpy(), 7, where=range(0, 3000, 2))
 
 
 def test_result_does_not_depend_on_batch_order_or_history():
@@ -233,21 +234,30 @@ def test_kinds_follow_changes(kind, tmp_path):
         wanted = [torch.arange(5000, 5100), torch.arange(300, 310), torch.arange(6000, 6010)]
         assert torch.cat([a == b for a, b in zip(hits, wanted)]).double().mean() >= .9
         assert (one.search(z[300:310], 3)[1] != torch.arange(300, 310)[:, None]).all()
+        one.add(1.01 * z[400:450] + .01, range(400, 450), replace=True)
+        assert all(len(set(row)) == 10 for row in one.search(z[400:450], 10)[1].tolist())
         one.remove(one.ids[:900])
         assert (one.search(z, 10)[1] >= one.ids.min()).all()
     assert torch.equal(index.search(z, 5)[1], again.search(z, 5)[1])
 
 
 @each_kind
-def test_same_calls_give_same_results(kind):
-    z, answers = rows(1500), []
-    for _ in range(2):
+def test_same_calls_give_same_results(kind, tmp_path):
+    "To the last bit of the files, whatever number of threads faiss is allowed"
+    z, answers, names, threads = rows(1500), [], [], faiss.omp_get_max_threads()
+    for allowed in (1, 4):
         index = EmbeddingIndex(16, kind, effort=10)
-        index.add(z[:1200])
-        index.search(z[:1])
-        index.add(z[1200:])
-        answers.append(index.search(z, 10))
+        try:
+            faiss.omp_set_num_threads(allowed)
+            index.add(z[:1200])
+            index.search(z[:1])
+            index.add(z[1200:])
+            answers.append(index.search(z, 10))
+        finally:
+            faiss.omp_set_num_threads(threads)
+        names.append([p.name for p in data_files(index.save(tmp_path/str(allowed)))])
     assert torch.equal(answers[0][0], answers[1][0]) and torch.equal(answers[0][1], answers[1][1])
+    assert names[0] == names[1]                          # each file is named by its hash
 
 
 def test_settings_may_change():
@@ -403,6 +413,12 @@ def test_damaged_files_are_refused_by_name(tmp_path):
         with pytest.raises(FileNotFoundError, match=file.name):
             EmbeddingIndex.open(folder)
         file.write_bytes(whole)
+    facts = (folder/'index.json').read_text()
+    assert '"effort": 64' in facts
+    (folder/'index.json').write_text(facts.replace('"effort": 64', '"effort": 65'))
+    with pytest.raises(ValueError, match='index.json'):
+        EmbeddingIndex.open(folder)
+    (folder/'index.json').write_text(facts)
     for kept in data_files(folder):
         whole, manifest = kept.read_bytes(), (folder/'index.json').read_bytes()
         if kept.name != 'index.json':                    # by somebody who can also make hashes
@@ -496,6 +512,24 @@ def test_readers_see_old_or_new_while_another_process_saves(tmp_path):
         child.kill()
         child.join()
     assert len(seen) == 300 and set(seen) == {20, 30}
+
+
+def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):
+    "Between the two looks of a reader others saved something else and then the same once more"
+    old, new = versions()
+    folder, whole, lost = tmp_path/'index', dml_nb.index._read_contents, []
+    old.save(folder)
+
+    def losing(folder, manifest):
+        if len(lost) < 3:
+            lost.append(manifest)
+            new.save(folder)
+            old.save(folder)
+            raise FileNotFoundError(2, 'gone', 'a file')
+        return whole(folder, manifest)
+
+    monkeypatch.setattr(dml_nb.index, '_read_contents', losing)
+    assert len(EmbeddingIndex.open(folder)) == 20 and len(lost) == 3
 
 
 def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):

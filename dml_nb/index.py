@@ -595,7 +595,8 @@ _ENDINGS = {
     'metadata': 'metadata.json',
     'structure': 'structure.faiss',
 }
-_OURS = re.compile('index[.]json|[0-9a-f]{16}[.](' + '|'.join(_ENDINGS.values()) + ')')
+_DATA = '[0-9a-f]{16}[.](' + '|'.join(_ENDINGS.values()) + ')'
+_OURS = re.compile(f'{_DATA}|[.](index[.]json|{_DATA})[.][0-9]+')    # files, and parts of them
 
 def _digest(data):
     return hashlib.sha256(data).hexdigest()
@@ -638,7 +639,7 @@ def _write_folder(
         write_atomically(folder/_MANIFEST, text.encode())
         current = {_MANIFEST} | {file['name'] for file in files.values()}
         for old in folder.iterdir():                           # also what a killed process left
-            if _OURS.search(old.name) and old.name not in current:
+            if _OURS.fullmatch(old.name) and old.name not in current:
                 old.unlink(missing_ok=True)
 
 # %% ../nbs/43_index.ipynb #8ecd4eac

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import faiss
@@ -363,9 +363,16 @@ def test_saved_and_opened(kind, tmp_path):
     for a, b in zip(index.search(z, 5), again.search(z, 5)):
         assert torch.equal(a, b)
     assert again.add(z[:2]).tolist() == [1200, 1201]                     # never 1190 again
-    names = sorted(p.name for p in (tmp_path/'new'/'index').iterdir())
-    index.save(tmp_path/'new'/'index')
-    assert sorted(p.name for p in (tmp_path/'new'/'index').iterdir()) == names
+    folder = tmp_path/'new'/'index'
+    theirs = ['my_index.json.bak', 'notes', 'index.json.old', 'x' + data_files(folder)[0].name]
+    for name in theirs:
+        (folder/name).touch()
+    names = sorted(p.name for p in folder.iterdir())
+    unfinished = [f'.index.json.{os.getpid()}', f'.{data_files(folder)[0].name}.12345']
+    for name in unfinished:
+        (folder/name).touch()
+    index.save(folder)
+    assert sorted(p.name for p in folder.iterdir()) == names    # nobody else's file, no litter
     empty = EmbeddingIndex.open(EmbeddingIndex(3, kind).save(tmp_path/'empty'))
     assert len(empty) == 0 and empty.add(torch.eye(3)).tolist() == [0, 1, 2]
 
@@ -472,7 +479,9 @@ def save_forever(folder, started):
 def test_kill_while_saving_leaves_old_or_new(tmp_path):
     folder, random, seen = tmp_path/'index', np.random.default_rng(0), set()
     versions()[0].save(folder)
-    for _ in range(50):
+    for attempt in range(250):
+        if attempt >= 50 and len(seen) == 2:             # on a busy machine one may take longer
+            break
         started = forked.Event()
         child = forked.Process(target=save_forever, args=(folder, started))
         child.start()
@@ -496,22 +505,21 @@ def test_readers_see_old_or_new_while_another_process_saves(tmp_path):
     child.start()
 
     def read():
-        for _ in range(100):
+        end = time.monotonic() + 60
+        while len(seen) < 300 or len(set(seen)) < 2 and time.monotonic() < end:
             index = EmbeddingIndex.open(folder)
             seen.append(len(index) if is_one_of_two(index) else 'a mixture')
 
     try:
         assert started.wait(60)
-        readers = [threading.Thread(target=read) for _ in range(3)]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
+        with ThreadPoolExecutor() as pool:
+            for reader in [pool.submit(read) for _ in range(3)]:
+                reader.result()
         assert child.is_alive()
     finally:
         child.kill()
         child.join()
-    assert len(seen) == 300 and set(seen) == {20, 30}
+    assert set(seen) == {20, 30}
 
 
 def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):

@@ -310,6 +310,13 @@ def test_refused():
     assert EmbeddingIndex(3).search(torch.eye(3), 2)[1].tolist() == [[-1, -1]] * 3
 
 
+@pytest.mark.parametrize('size', [1e200, 1e-200, 5e-324])
+def test_squares_neither_overflow_nor_vanish(size):
+    index = EmbeddingIndex(2)
+    index.add(torch.tensor([[3 * size, 4 * size], [size, 0.]], dtype=torch.float64))
+    assert torch.allclose(index.vectors(), torch.tensor([[.6, .8], [1., 0.]]))
+
+
 def test_metadata_is_a_copy():
     index, value = EmbeddingIndex(2), {'tags': ['one']}
     index.add(torch.eye(2), metadata=[value, None])

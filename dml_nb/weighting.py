@@ -106,6 +106,8 @@ class PairLoss(nn.Module):
         self._register()
 
     def _register(self):
+        if torch.compiler.is_compiling():    # a term made in a graph is named by nobody
+            return
         self._number = next(_next_number)
         _losses_by_number[self._number] = self
 

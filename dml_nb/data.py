@@ -126,6 +126,17 @@ def _stack(xs, shape) -> Tensor:
     return torch.stack(xs)
 
 
+def _tensor(name, values) -> Tensor:
+    "Any array as a tensor, without a copy where torch can share it"
+    if isinstance(values, Tensor): return values
+    a = np.asarray(values)
+    if a.dtype.kind not in 'biuf':
+        raise ValueError(f'{name}: numbers are wanted, {a.dtype} of shape {a.shape} was given')
+    shared = a.flags.writeable and a.dtype.isnative and min(a.strides, default=0) >= 0
+    if not shared: a = np.array(a, dtype=a.dtype.newbyteorder('='), order='C')
+    return torch.from_numpy(a)
+
+
 class ImageArray:
     """Pixels in one array: `uint8`, or floats in [0, 1].
 
@@ -135,7 +146,7 @@ class ImageArray:
         self,
         pixels, # (N, H, W) or (N, C, H, W)
     ):
-        x = torch.as_tensor(pixels)
+        x = _tensor('pixels', pixels)
         if x.ndim == 3: x = x[:, None]
         if x.ndim != 4:
             raise ValueError('pixels: shape (N, H, W) or (N, C, H, W) is wanted, '
@@ -167,7 +178,7 @@ class _Vectors:
         self,
         vectors, # (N, F) floating
     ):
-        x = torch.as_tensor(vectors)
+        x = _tensor('features', vectors)
         if x.ndim != 2 or not x.is_floating_point():
             raise ValueError('features: floating-point vectors (N, F) are wanted, '
                              f'{x.dtype} of shape {tuple(x.shape)} was given')
@@ -183,13 +194,17 @@ class _Vectors:
     def raw(self, i): return self.pixels[i].numpy().tobytes()
 
 # %% ../nbs/30_data.ipynb #a7f2c406
+def _leads_outside(name) -> bool:
+    "Whether a name is absolute or climbs out of its folder, by the rules of any system"
+    name = name.replace('\\', '/')
+    return name.startswith('/') or name[1:2] == ':' or '\0' in name or '..' in name.split('/')
+
+
 def _check_entry(path, info):
     "ValueError for an entry that reaches outside its archive or cannot be read"
     name = info.filename
-    pure = PurePosixPath(name.replace('\\', '/'))
     fault = None
-    if pure.is_absolute() or re.match('[A-Za-z]:', name) or '..' in pure.parts:
-        fault = 'a name that leads outside'
+    if _leads_outside(name): fault = 'a name that leads outside'
     elif stat.S_ISLNK(info.external_attr >> 16): fault = 'a symbolic link'
     elif info.flag_bits & 1: fault = 'an encrypted entry'
     elif info.file_size > 2**30: fault = f'an entry of {info.file_size:,} bytes'
@@ -235,10 +250,14 @@ class _Archive:
         return part
 
     def read(self, name):
-        if self.process != os.getpid():
-            self.opened = zipfile.ZipFile(self.path)
-            self.process = os.getpid()
-        return self.opened.read(name)
+        try:
+            if self.process != os.getpid():
+                self.opened = zipfile.ZipFile(self.path)
+                self.process = os.getpid()
+            return self.opened.read(name)
+        except Exception as error:
+            raise ValueError(f'{self.path}: a whole zip is wanted, {name} cannot be read in it '
+                             f'({error})') from error
 
     def __contains__(self, name): return self.prefix + name in self.names
     def __getitem__(self, name): return _Member(self, self.prefix + name)
@@ -345,9 +364,8 @@ class ImageFiles:
     def keeps(self) -> str:
         "Whether decoded pictures are kept, and how many bytes that takes"
         if self.bytes is None: return ''
-        size = f'{self.bytes / 1e6:,.1f} MB'
-        if self.cache is not None: return f'{size} kept once decoded'
-        return f'{size} decoded, not kept (cache={self.limit / 1e6:,.1f} MB)'
+        if self.cache is not None: return f'{self.bytes:,} bytes kept once decoded'
+        return f'{self.bytes:,} bytes decoded, not kept (cache={self.limit:,})'
 
     def check_alike(self):
         "Raises ValueError where pictures differ in size and none was asked for; reads headers."
@@ -516,9 +534,11 @@ def _check_classes(name, labels, classes):
 
 
 def _check_files(name, base, files):
-    "ValueError for a file listed twice, FileNotFoundError for one that is not there"
+    "ValueError for a file listed twice or outside, FileNotFoundError for one that is not there"
     seen = set()
     for file in files:
+        if _leads_outside(file):
+            raise ValueError(f'{name}: pictures in {base} are wanted, {file!r} leads outside')
         if file in seen:
             raise ValueError(f'{name}: each picture once is wanted, {file} is listed twice')
         seen.add(file)
@@ -610,9 +630,9 @@ def _folder(root=None, download=False, name=None, **options) -> ImageSet:
     "Pictures sorted into one folder per class; they may lie at any depth in it."
     _no_download('folder', download)
     wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) per class is wanted'
-    root = Path(root or '').expanduser()
-    if root == Path() or not root.is_dir():
-        raise FileNotFoundError(f'{wanted}, {str(root)!r} was given and is no folder')
+    if not root or not Path(root).expanduser().is_dir():
+        raise FileNotFoundError(f'{wanted}, {str(root or "")!r} was given and is no folder')
+    root = Path(root).expanduser()
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith('.'))
     if not folders: raise ValueError(f'{wanted}, {root} holds no folders')
     files, labels = [], []
@@ -702,11 +722,10 @@ def _class_names(path, labels, order, names):
 
 def _inside(path, line, name):
     "The name of a file without detours; ValueError for one outside the folder of pictures"
-    pure = PurePosixPath(name.replace('\\', '/'))
-    if pure.is_absolute() or '..' in pure.parts or re.match('[A-Za-z]:', name) or '\0' in name:
+    if _leads_outside(name):
         raise ValueError(f'{path}, line {line}: a file within the folder of pictures is wanted, '
                          f'{name!r} was given; images= says which folder')
-    return posixpath.normpath(str(pure))
+    return posixpath.normpath(name.replace('\\', '/'))
 
 
 def _beside(path, files, images):
@@ -767,7 +786,9 @@ def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
     try:
         if ending == '.safetensors':
             from safetensors.torch import load_file
-            return load_file(path)
+            tensors = load_file(path)
+            return {key: (x.float() if x.is_floating_point() else x).numpy()
+                    for key, x in tensors.items()}
         with open(path, 'rb') as file:
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.ndarray): return {'features': found}
@@ -807,6 +828,7 @@ def _features(root=None, download=False, labels=None, name=None) -> ImageSet:
     if len(names) != 1:
         raise ValueError(f'{path}: one array called {" or ".join(_feature_names)} is wanted, '
                          f'{", ".join(sorted(arrays))} was given')
+    if isinstance(labels, (str, os.PathLike)): labels = _arrays(Path(labels))['features']
     if labels is not None: arrays['labels'] = labels
     elif path.suffix.lower() == '.npy': arrays |= _labels_beside(path)
     if 'labels' not in arrays:
@@ -1083,6 +1105,7 @@ def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
 
 def _integers(path, values) -> list:
     "Strings as integers; ValueError names the one that is none"
+    values = list(values)
     for value in values:
         if not re.fullmatch(r'-?\d{1,18}', value):
             raise ValueError(f'{path}: integers are wanted, {value!r} was given')
@@ -1129,22 +1152,23 @@ def _cub200(root=None, download=False, **options) -> ImageSet:
     return _picture_set('cub200', pictures, files, labels, classes, split, **options)
 
 
-def _matlab(path) -> dict:
-    "The variables of a .mat file"
+def _matlab(path, variable) -> np.ndarray: # one dimension
+    "A variable of a .mat file"
     from scipy.io import loadmat
-    try: return loadmat(path, squeeze_me=True)
+    try: return np.atleast_1d(loadmat(path, squeeze_me=True)[variable])
     except Exception as error:
-        raise ValueError(f'{path}: a MATLAB file is wanted, it cannot be read ({error})') from error
+        raise ValueError(f'{path}: a MATLAB file with {variable} is wanted, this cannot be read '
+                         f'({error})') from error
 
 
 def _cars_rows(path, folder, file_key) -> tuple: # names and class numbers
     "One list of annotations of Cars196"
-    rows = np.atleast_1d(_matlab(path).get('annotations', np.empty(0)))
+    rows = _matlab(path, 'annotations')
     for key in (file_key, 'class'):
         if key not in (rows.dtype.names or ()):
             raise ValueError(f'{path}: annotations with {key!r} are wanted, they are without; the '
                              'test half has its classes in cars_test_annos_withlabels.mat')
-    return [f'{folder}{row[file_key]}' for row in rows], [int(row['class']) for row in rows]
+    return [f'{folder}{row[file_key]}' for row in rows], _integers(path, map(str, rows['class']))
 
 
 def _cars_parts(files, numbers, classes):
@@ -1160,13 +1184,13 @@ def _cars196_index(folder):
     "Files, labels, classes and split, from cars_annos.mat or from the devkit"
     if (folder/'cars_annos.mat').is_file():
         found = _cars_rows(folder/'cars_annos.mat', '', 'relative_im_path')
-        return _cars_parts(*found, _matlab(folder/'cars_annos.mat')['class_names'].tolist())
+        return _cars_parts(*found, _matlab(folder/'cars_annos.mat', 'class_names').tolist())
     devkit = folder/'devkit'
     test = folder/'cars_test_annos_withlabels.mat'
     if not test.is_file(): test = devkit/test.name
     parts = (_cars_rows(devkit/'cars_train_annos.mat', 'cars_train/', 'fname'),
              _cars_rows(test, 'cars_test/', 'fname'))
-    names = _matlab(devkit/'cars_meta.mat')['class_names'].tolist()
+    names = _matlab(devkit/'cars_meta.mat', 'class_names').tolist()
     return _cars_parts(parts[0][0] + parts[1][0], parts[0][1] + parts[1][1], names)
 
 
@@ -1396,7 +1420,8 @@ def _name_and_path(name_or_path) -> tuple: # name of a source, path or ''
     place = Path(text).expanduser()
     ending = _by_ending.get(place.suffix.lower())
     if ending and not place.is_dir(): return ending, text
-    if isinstance(name_or_path, os.PathLike) or os.sep in text or place.is_dir():
+    is_path = isinstance(name_or_path, os.PathLike) or os.sep in text
+    if is_path or (text and place.is_dir()):
         return 'folder', text
     raise ValueError(f'data: a source or a folder is wanted, {name_or_path!r} was given; possible '
                      f'are {", ".join(_sources)}; NAME:PATH says where the files lie')

@@ -980,15 +980,16 @@ def _fashion_mnist(root=None, download=False, size=None) -> ImageSet:
 # %% ../nbs/30_data.ipynb #b68f31a4
 def _torchvision_parts(name, root, download, folder, dataset, parts, source) -> dict:
     "{split: dataset} of torchvision, from a `folder` that it knows"
-    import torchvision.datasets
-    make = getattr(torchvision.datasets, dataset)
     base = _base(root)
     places = [base.parent] if base.name == folder else [base, base/name]
     found = next((place for place in places if (place/folder).is_dir()), None)
-    if found is None and download:
+    if found is None and not download:
+        _find(name, root, ['.'], [folder], f'{source}, or download=True')
+    import torchvision.datasets
+    make = getattr(torchvision.datasets, dataset)
+    if found is None:
         _fetch_torchvision(name, root, make, *parts.values())
         found = base
-    if found is None: _find(name, root, ['.'], [folder], f'{source}, or download=True')
     try: return {split: make(found, **options) for split, options in parts.items()} | {'': found}
     except Exception as error:
         raise ValueError(f'{name}: the published files are wanted in {found/folder}, others are '
@@ -1364,7 +1365,7 @@ def _lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSet:
         found = find()
     if found is None:
         source = 'Huang et al. (vis-www.cs.umass.edu/lfw), or download=True'
-        _find('lfw', root, places, [f'lfw_funneled/PERSON/PERSON_0001.jpg', wanted], source)
+        _find('lfw', root, places, ['lfw_funneled/PERSON/PERSON_0001.jpg', wanted], source)
     faces, near = found
     images = _folder(faces, name='lfw', **(options | {'on_error': 'raise'}))
     if pairs is not None:

@@ -72,6 +72,7 @@ integers = {
     'list': [0, 1, 2, 1],
     'numpy integers': [np.int32(0), np.int64(1), np.uint8(2), 1],
     'tensor': torch.tensor([0, 1, 2, 1], dtype=torch.int16),
+    'long tensor': torch.tensor([0, 1, 2, 1]),
     'read-only': np.array([0, 1, 2, 1]),
 }
 integers['read-only'].flags.writeable = False

@@ -173,10 +173,14 @@ def check_number(
     right = right and (above is None or value > above) and (below is None or value < below)
     if right:
         return value
-    bounds = [(f'from {lo:g} up', lo > -inf), (f'up to {hi:g}', hi < inf),
-              (f'above {above}', above is not None), (f'below {below}', below is not None)]
-    wanted = 'an integer' if integer else 'a finite number'
-    wanted = ' '.join([wanted, ' and '.join(words for words, is_set in bounds if is_set)]).strip()
+    least = f'above {above}' if above is not None else f'from {lo}' if lo > -inf else ''
+    most = f'below {below}' if below is not None else f'up to {hi}' if hi < inf else ''
+    if lo > -inf and above is None and not most:
+        most = 'up'
+    if above is not None and most:
+        most = f'and {most}'
+    number = 'an integer' if integer else 'a finite number'
+    wanted = ' '.join(filter(None, [number, least, most]))
     raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
 
 # %% ../nbs/00_core.ipynb #729c0644

@@ -187,7 +187,9 @@ def survey_blocks(
 ) -> list: # the statistics of each term, None where it has no surveys
     "All passes that come before the weights."
     for _, term in terms:
-        if type(term).surveys == 0 and type(term).survey is not PairLoss.survey:
+        has_survey = type(term).survey is not PairLoss.survey
+        is_fixed = isinstance(type(term).surveys, int)         # and no property of its settings
+        if has_survey and is_fixed and term.surveys == 0:
             raise TypeError(f'{type(term).__name__}: surveys = 1, or as many passes as it needs, '
                             'is wanted beside survey(...), 0 was given')
     statistics = [None] * len(terms)

@@ -29,7 +29,7 @@ def code_cells(page):
 def module_numbers():
     "{module: number of its page}; what gathers the losses counts as the last loss page"
     exported = {m[1]: page for page in pages for source, *_ in code_cells(page) if (m := re.search(r'^#\|\s*default_exp\s+(\S+)', source, re.M))}
-    return {'dml_nb': -1, 'dml_nb.losses': 21} | {f'dml_nb.{name}': number(page) for name, page in exported.items()}
+    return {'dml_nb': -1, 'dml_nb.losses': 28} | {f'dml_nb.{name}': number(page) for name, page in exported.items()}
 
 def imported(tree):
     "Modules of this package that `tree` imports; `from dml_nb import x` and the like name a module where there is one"

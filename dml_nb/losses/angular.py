@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core import full_precision
+from ..core import check_number, full_precision
 from .neighbours import NPairs
-from ..weighting import PairLoss, check_positive, exp_, inf
+from ..weighting import PairLoss, exp_, inf
 
 # %% ../../nbs/14_losses.angular.ipynb #bc2a84fe
 def angular_classes(
@@ -46,7 +46,7 @@ def angular_classes(
 # %% ../../nbs/14_losses.angular.ipynb #a9bdbe5b
 class Angular(PairLoss):
     "mean over (a, p) of log(1 + Σ_n e^{4t(S_an + S_pn) - 2(1+t)S_ap}), t = tan²α (002, Eq. 3)"
-    needs, opaque = 'classes', True
+    indivisible, opaque = 'class', True
     def __init__(
         self,
         alpha:float=45., # upper bound of the angle at the negative, in degrees
@@ -59,7 +59,7 @@ class Angular(PairLoss):
 
     def value_and_weights(self, S, pairs):
         own, N, value, n = S.gather(1, pairs.same), pairs.split(S)[1], 0., pairs.batch.total_pos.clamp(min=1)   # (b, w), (b, R)
-        W_own, memory, sizes = torch.zeros_like(own), pairs.spare(N), pairs.batch.widths[pairs.lo:pairs.hi]
+        W_own, memory, sizes = torch.zeros_like(own), pairs.buffer(N), pairs.batch.widths[pairs.lo:pairs.hi]
         alike, dtype = len(set(sizes)) == 1, torch.float64 if self.t > 8 else S.dtype
         for m in set(sizes):                                                    # the classes of m images
             at, shape = slice(None) if alike else torch.tensor([i for i, size in enumerate(sizes) if size == m], device=S.device), (-1, m, S.shape[1])
@@ -71,7 +71,7 @@ class Angular(PairLoss):
 # %% ../../nbs/14_losses.angular.ipynb #31246dad
 class AngularNPairs(PairLoss):
     "N-pairs + λ · angular (002, Eq. 4)"
-    needs, opaque = 'classes', True
+    indivisible, opaque = 'class', True
     def __init__(
         self,
         alpha:float=45., # upper bound of the angle at the negative, in degrees
@@ -79,7 +79,7 @@ class AngularNPairs(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(lam=lam)
+        check_number('lam', lam, above=0)
         self.alpha, self.lam, self.parts = alpha, lam, (NPairs(), Angular(alpha))
 
     def value_and_weights(self, S, pairs):

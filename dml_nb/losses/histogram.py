@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..weighting import PairLoss, Scratch, inf
+from ..core import Scratch
+from ..weighting import PairLoss, inf
 
 # %% ../../nbs/11_losses.histogram.ipynb #828170cb
 def cells(
@@ -74,7 +75,7 @@ class Histogram(PairLoss):
     def conclude(self, gathered, found): return overlap(gathered)
 
     def value_and_weights(self, S, pairs):
-        value, slope = pairs.found
+        value, slope = pairs.statistics
         def look_up(x, absent, slope):
             index, _, memory = cells(x, absent, self.nodes, pairs.scratch)
             return torch.gather(slope.to(S.dtype).expand(len(S), -1), 1, index, out=memory)

@@ -16,7 +16,8 @@ Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
 __all__ = ['LiftedStructure', 'LiftedStructureStar']
 
 # %% ../../nbs/12_losses.lifted.ipynb #cbe0e203
-from ..weighting import PairLoss, check_miner, check_numbers, check_positive, inf, log_sum_exp
+from ..core import check_number
+from ..weighting import PairLoss, check_miner, inf, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c
 class LiftedStructure(PairLoss):
@@ -27,7 +28,7 @@ class LiftedStructure(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_numbers(lam=lam)
+        check_number('lam', lam)
         self.lam = lam
 
     def value_and_weights(self, S, pairs):
@@ -48,7 +49,7 @@ class LiftedStructureStar(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(alpha=alpha, beta=beta)
+        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
         check_miner(miner)
         self.alpha, self.beta, self.miner = alpha, beta, miner
 

@@ -15,7 +15,8 @@ __all__ = ['similarities_seen', 'MultiSimilarityMiner', 'MultiSimilarity']
 import torch
 from torch import Tensor
 
-from ..weighting import Miner, PairLoss, check_numbers, check_positive, keep_above, keep_below, log_sum_exp
+from ..core import check_number
+from ..weighting import Miner, PairLoss, keep_above, keep_below, log_sum_exp
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #5b4e5519
 def similarities_seen(
@@ -44,12 +45,12 @@ class MultiSimilarityMiner(Miner):
         self,
         epsilon:float=.1, # slack of both comparisons
     ):
-        check_numbers(epsilon=epsilon)
+        check_number('epsilon', epsilon)
         self.epsilon = float(epsilon)
 
     def mine(self, P, N, pairs):
         least, most = P.amin(1, keepdim=True), N.amax(1, keepdim=True)           # (b, 1) over all pairs of the anchor
-        return keep_below(P, most + self.epsilon), keep_above(N, least - self.epsilon, pairs.spare(N))   # Eqs. (12), (11)
+        return keep_below(P, most + self.epsilon), keep_above(N, least - self.epsilon, pairs.buffer(N))   # Eqs. (12), (11)
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #4ee44084
 class MultiSimilarity(PairLoss):
@@ -63,8 +64,8 @@ class MultiSimilarity(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(alpha=alpha, beta=beta)
-        check_numbers(lam=lam)
+        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
+        check_number('lam', lam)
         self.alpha, self.beta, self.lam, self.epsilon = alpha, beta, lam, epsilon
         self.miner = None if epsilon is None else MultiSimilarityMiner(epsilon)
 

@@ -16,7 +16,8 @@ __all__ = ['NPairs', 'NCA']
 import torch
 from torch.nn.functional import softplus
 
-from ..weighting import PairLoss, check_positive, inf, log_sum_exp
+from ..core import check_number
+from ..weighting import PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/13_losses.neighbours.ipynb #a1985e31
 class NPairs(PairLoss):
@@ -40,7 +41,7 @@ class NCA(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(scale=scale)
+        check_number('scale', scale, above=0)
         self.scale = scale
 
     def value_and_weights(self, S, pairs):

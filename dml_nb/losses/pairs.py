@@ -17,7 +17,8 @@ __all__ = ['Contrastive', 'sum_log1p', 'sum_softplus', 'Binomial', 'EqualWeights
 import torch
 from torch import Tensor
 
-from ..weighting import PairLoss, check_miner, check_numbers, check_positive, exp_, inf, log_sum_exp
+from ..core import check_number
+from ..weighting import PairLoss, check_miner, exp_, inf, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d
 class Contrastive(PairLoss):
@@ -28,7 +29,7 @@ class Contrastive(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_numbers(lam=lam)
+        check_number('lam', lam)
         self.lam = lam
 
     def value_and_weights(self, S, pairs):
@@ -70,8 +71,8 @@ class Binomial(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(alpha=alpha, beta=beta)
-        check_numbers(lam=lam)
+        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
+        check_number('lam', lam)
         check_miner(miner)
         self.alpha, self.beta, self.lam, self.miner = alpha, beta, lam, miner
 
@@ -80,7 +81,7 @@ class Binomial(PairLoss):
         n_pos, n_neg = ((P < inf).sum(1, keepdim=True), (N > -inf).sum(1, keepdim=True)) if self.miner else (pairs.n_pos, pairs.n_neg)
         n_pos, n_neg = (n.to(S.dtype).clamp(min=1) for n in (n_pos, n_neg))     # (b, 1)
         v_pos, w_pos = sum_softplus(P.sub_(self.lam).mul_(-self.alpha))         # (b, 1), (b, c)
-        v_neg, w_neg = sum_softplus(N.sub_(self.lam).mul_(self.beta), pairs.spare(N))   # (b, 1), (b, R)
+        v_neg, w_neg = sum_softplus(N.sub_(self.lam).mul_(self.beta), pairs.buffer(N))   # (b, 1), (b, R)
         return (v_pos / n_pos + v_neg / n_neg).sum(), pairs.weights(w_pos.mul_(-self.alpha / n_pos), w_neg.mul_(self.beta / n_neg))   # Eqs. (9), (10)
 
 # %% ../../nbs/10_losses.pairs.ipynb #b5a511e3
@@ -97,7 +98,7 @@ class EqualWeights(PairLoss):
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S, self.miner)
-        w_pos, w_neg = (P < inf).to(S.dtype), torch.gt(N, -inf, out=pairs.spare(N)).to(S.dtype)   # 1 or 0
+        w_pos, w_neg = (P < inf).to(S.dtype), torch.gt(N, -inf, out=pairs.buffer(N)).to(S.dtype)   # 1 or 0
         most = torch.finfo(S.dtype).max                                         # times 0 it is 0, as infinity is not
         value = (N.clamp_(min=-most) * w_neg).sum() - (P.clamp_(max=most) * w_pos).sum()
         return value / pairs.batch.size, pairs.weights(-w_pos / pairs.batch.size, w_neg.div_(pairs.batch.size))
@@ -113,13 +114,13 @@ class BinLifted(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_positive(alpha=alpha, beta=beta)
-        check_numbers(lam=lam)
+        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
+        check_number('lam', lam)
         self.alpha, self.beta, self.lam = alpha, beta, lam
 
     def value_and_weights(self, S, pairs):
         (P, N), sharp = pairs.split(S), (-self.alpha, self.beta)
-        lifted = [log_sum_exp(torch.mul(x, s, out=pairs.spare(x))) for x, s in zip((P, N), sharp)]
-        binomial = [sum_softplus(x.sub_(self.lam).mul_(s), pairs.spare(x)) for x, s in zip((P, N), sharp)]
+        lifted = [log_sum_exp(torch.mul(x, s, out=pairs.buffer(x))) for x, s in zip((P, N), sharp)]
+        binomial = [sum_softplus(x.sub_(self.lam).mul_(s), pairs.buffer(x)) for x, s in zip((P, N), sharp)]
         (v_pos, w_pos), (v_neg, w_neg) = ((a + b.masked_fill(b == -inf, 0), wa.add_(wb).div_(2)) for (a, wa), (b, wb) in zip(binomial, lifted))
         return (v_pos / self.alpha + v_neg / self.beta).sum() / 2, pairs.weights(-w_pos, w_neg)

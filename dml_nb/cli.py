@@ -195,12 +195,12 @@ def save_comparison(
 def progress_bar(
     console:Console,
 ) -> Progress:
-    "Epochs done of all, and the time."
+    "Epochs done of all, and the time; nothing where there is no terminal."
     columns = [
         TextColumn('{task.description:<28}'), BarColumn(), MofNCompleteColumn(),
         TextColumn('epochs'), TimeElapsedColumn(),
     ]
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def run_comparison(

@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+import dml_nb
 from .check import write_atomically
 from .data import ImageSet
 from .experiment import MEASURES, Recipe, split_images
@@ -306,7 +307,7 @@ def provenance_list(
         'SHA-256': data['sha256'],
         'machine': f'{machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}',
         'threads': results['threads'],
-        'versions': ', '.join(f'{name} {v}' for name, v in results['versions'].items()),
+        'versions': ', '.join(f'{name} {v}' for name, v in results['versions'].items() if v),
         'losses': '; '.join(results['losses'].values()),
         'seeds': ', '.join(map(str, seeds)),
         'settings': ', '.join(f'{name}={v!r}' for name, v in results['settings'].items()),
@@ -341,7 +342,7 @@ def report(
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<title>{title}</title><style>{CSS}</style></head><body>',
         f'<h1>{title}</h1>',
-        f'<p class="soft">A comparison by dml_nb {results["versions"]["dml_nb"]}.</p>',
+        f'<p class="soft">A comparison by dml_nb {dml_nb.__version__}.</p>',
         html_table(results),
         f'<p class="soft">{note}</p>',
         '<ul>', *(f'<li>{escape(sentence)}</li>' for sentence in findings(results)), '</ul>',

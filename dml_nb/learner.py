@@ -135,7 +135,7 @@ class RetrievalMetrics(Callback):
         self.ks = ks
         self.report = None                                  # of the last pass, None without labels
         self.found = None                                   # [(embeddings, labels)] of this pass
-        self.silent = True                                  # nothing (more) to warn of
+        self.training_began = self.said_why = False
 
     def after_create(self):
         columns = [ValueMetric(partial(self.value, key), key) for key in self.keys]
@@ -144,8 +144,11 @@ class RetrievalMetrics(Callback):
     def value(self, key):
         return float('nan') if self.report is None else float(self.report[key])
 
-    def before_fit(self):
-        self.silent = False
+    def before_fit(self):                                   # fastai calls it for `get_preds` too
+        self.training_began = self.said_why = False
+
+    def before_train(self):
+        self.training_began = True
 
     def before_validate(self):
         self.found = []
@@ -169,13 +172,10 @@ class RetrievalMetrics(Callback):
         self.found = None
 
     def say_why(self):
-        if not self.silent:
+        if self.training_began and not self.said_why:
             columns = ' and '.join(self.keys)
             warnings.warn(f'no image of the validation set has a label: {columns} are nan')
-        self.silent = True
-
-    def after_fit(self):
-        self.silent = True
+        self.said_why = True
 
 # %% ../nbs/51_learner.ipynb #ef548965
 def _some(

@@ -67,8 +67,9 @@ def main():
     try:
         status = app(standalone_mode=False, prog_name='dml')
     except UsageError as error:
-        said = ' '.join(error.format_message().split()).rstrip('.')
-        print(f'dml: {said}. See: dml --help', file=sys.stderr)
+        said = ' '.join(error.format_message().split())
+        end = '' if said.endswith(('.', '?')) else '.'
+        print(f'dml: {said}{end} See: dml --help', file=sys.stderr)
         status = 2
     except typer.Abort:
         print('dml: stopped', file=sys.stderr)

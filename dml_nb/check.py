@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import Batch, ListBatch, inf, poisoned_memory, unit
-from .weighting import PairLoss, check_choice, settings, weigh
+from .weighting import PairLoss, check_choice, check_object, weigh
 
 # %% ../nbs/02_check.ipynb #c44e6348
 def test_same(
@@ -121,7 +121,11 @@ def definition_weights(
 ) -> tuple: # value, a scalar; G (B, B)
     "Value of a definition and its derivative by every entry of S, by autograd."
     S = S.detach().clone().requires_grad_()
-    value = definition(S, labels) + 0. * S.sum()     # connected also where there is nothing to say
+    value = definition(S, labels)
+    if not isinstance(value, Tensor) and value != 0:
+        raise TypeError('definition: a tensor that autograd can differentiate is wanted, '
+                        f'a {type(value).__name__} was given')
+    value = value + 0. * S.sum()                     # connected also where there is nothing to say
     return value.detach(), torch.autograd.grad(value, S)[0]
 
 
@@ -207,7 +211,7 @@ def routes(
     value, W = (loss + loss).from_similarity(S, labels)
     yield 'twice in a sum', value / 2, W / 2
     if loss.indivisible != 'class':
-        yield 'masks', *weigh(loss, S, Batch(labels, labels, own))
+        yield 'pairs as masks', *weigh(loss, S, Batch(labels, labels, own))
     if takes_pairs(loss):
         pair = (labels[:, None] >= 0) & (labels >= 0) & (own[:, None] != own)
         same = labels[:, None] == labels
@@ -264,9 +268,32 @@ def check_batch(
     for name, other_value, other_W in others:
         both = error_of(other_value, value), error_of(observable(other_W), observable(W))
         errors[name] = float(torch.tensor(both).amax())
-    return errors, {'B': len(z), 'value': float(value), 'kinks': f'{kinks} of {n}'}
+    facts = {'B': len(z), 'number': float(value), 'kinks': f'{kinks} of {n}'}
+    facts['value'] = f'{float(value):.6g} was computed, {float(expected):.6g} is wanted'
+    facts['W'] = worst_entry(observable(W), G, labels)
+    return errors, facts
 
 # %% ../nbs/02_check.ipynb #f60fdedc
+HINTS = {
+    'differences': 'if factors are detached by design, differences=False leaves this out',
+    'pairs as masks': 'P is +inf and N is -inf where there is no pair, and both are (b, R)',
+    'another diagonal': 'the similarity of an anchor with itself means nothing',
+    'unlabelled': 'a row labelled -1 is in no pair, as anchor or as reference',
+}
+
+
+def worst_entry(
+    W:Tensor, # (B, B) what was computed
+    G:Tensor, # (B, B) what it should be
+    labels:Tensor, # (B,)
+) -> str:
+    "Which pair differs most, in words."
+    gap = ((W - G).abs() / G.abs().clamp(min=1)).nan_to_num(nan=inf)
+    i, j = divmod(int(gap.argmax()), len(W))
+    kind = 'positive' if labels[i] == labels[j] else 'negative'
+    return f'the {kind} pair ({i}, {j}) has {W[i, j]:.6g}, {G[i, j]:.6g} is wanted'
+
+# %% ../nbs/02_check.ipynb #9be55eab
 def check_weights(
     loss:PairLoss,
     definition, # function of S (B, B), its entries independent, and labels (B,): a scalar
@@ -275,17 +302,23 @@ def check_weights(
     differences:bool=True, # also central differences, to 1e-6; not for detached factors
 ) -> Report: # errors by batch and quantity
     """Raise AssertionError naming batch, quantity and error unless a loss is its definition,
-    whole and by every route."""
+    whole and by every route: cut into blocks, as masks, from tuples, in a sum. Sharp settings
+    saturate: check mild ones too."""
+    check_object('loss', loss, 'value_and_weights', 'MultiSimilarity()')
     report = Report()
     for name, (z, labels) in (batches or standard_batches()).items():
         errors, facts = check_batch(loss, definition, z, torch.as_tensor(labels), differences)
         for quantity, error in errors.items():
             allowed = 1e-6 if quantity == 'differences' else tol
             if not error <= allowed:
+                said = [f'the error is {error:.1e}, {allowed:g} is allowed']
+                if quantity in ('value', 'W'):
+                    said.append(facts[quantity])
+                said += [HINTS[key] for key in (quantity, name) if key in HINTS]
                 raise AssertionError(f'{loss!r}, batch {name!r} (B = {len(z)}), {quantity}: '
-                                     f'the error is {error:.1e}, {allowed:g} is allowed')
+                                     + '; '.join(said))
         value, W, dz, difference, *others = errors.values()
-        row = {'batch': name, 'B': facts['B'], 'value': facts['value'], 'error of value': value,
+        row = {'batch': name, 'B': facts['B'], 'value': facts['number'], 'error of value': value,
                'of W': W, 'of dz': dz, 'by other routes': max(others)}
         if differences:
             row |= {'of differences': difference, 'kinks': facts['kinks']}
@@ -408,7 +441,14 @@ def common_blocks(loss, z, labels):
     with poisoned_memory():
         for block in (1, 7, 24):
             cut = in_blocks(loss, block)
-            test_same(value_and_gradient(cut, z, labels), expected, rtol=1e-9, atol=1e-12)
+            found = value_and_gradient(cut, z, labels)
+            try:
+                test_same(found, expected, rtol=1e-9, atol=1e-12)
+            except AssertionError as e:
+                raise AssertionError(
+                    f'in blocks of {block} the value is {found[0]:.6g}, {expected[0]:.6g} is '
+                    'wanted (is something divided by a number of the block, or kept in memory '
+                    f'that is used again?). {e}') from e
             test_same(value_and_gradient(cut + .5 * loss, z, labels)[0], 1.5 * expected[0],
                       rtol=1e-9, atol=1e-12)
     return 6
@@ -419,7 +459,12 @@ def common_copies(loss, z, labels):
     with torch.inference_mode():
         quiet = loss(z, labels)
     test_same(quiet.clone(), expected[0], rtol=1e-12, atol=1e-15)
-    for twin in (loss, copy(loss), deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+    try:
+        pickled = pickle.loads(pickle.dumps(loss))
+    except (AttributeError, ImportError, pickle.PicklingError) as e:
+        raise AssertionError(f'{e}; a class that a page defines wants module=, the module that '
+                             'the page exports it to') from e
+    for twin in (loss, copy(loss), deepcopy(loss), pickled):
         assert repr(twin) == repr(loss)
         test_same(value_and_gradient(twin, z, labels), expected, rtol=1e-12, atol=1e-15)
     z = z.clone().requires_grad_()
@@ -467,14 +512,18 @@ def arguments(loss) -> dict:
 
 
 def common_settings(loss, z, labels, others, idle):
-    missing = arguments(loss).keys() - others.keys() - set(idle)
+    known = arguments(loss)
+    unknown = others.keys() - known.keys()
+    assert not unknown, f'{", ".join(sorted(unknown))}: no setting of it; it has {list(known)}'
+    missing = known.keys() - others.keys() - set(idle)
     assert not missing, f'another value for {", ".join(sorted(missing))} is wanted'
     before = loss.from_similarity(unit(z) @ unit(z).T, labels)
     for name, value in others.items():
         expected = type(loss)(**(arguments(loss) | {name: value}))
         changed = deepcopy(loss)
         setattr(changed, name, value)
-        assert repr(changed) == repr(expected) != repr(loss), name
+        assert repr(expected) != repr(loss), f'{name}: another value than {value!r} is wanted'
+        assert repr(changed) == repr(expected), f'{name}: set later, it is not said'
         found = [f.from_similarity(unit(z) @ unit(z).T, labels) for f in (changed, expected)]
         test_same(found[0], found[1], rtol=1e-12, atol=1e-15)
         assert not torch.equal(found[0][1], before[1]), f'{name}={value!r} changes no weight'
@@ -487,7 +536,9 @@ def check_behaviour(
     idle:tuple=(), # settings of which only one value can be had
     **others, # for each setting of the loss another value than it has
 ) -> Report: # how many cases of each property were looked at
-    "Raise an error naming the property that a loss lacks, of those that all losses share."
+    """Raise an error naming the property that a loss lacks, of those that all losses share. Every
+    argument of its constructor wants another value in `others`, or its name in `idle`."""
+    check_object('loss', loss, 'value_and_weights', 'MultiSimilarity()')
     if module is not None:
         loss = exported(loss, module)
     z, labels = fixed_batch()

@@ -25,7 +25,7 @@ def hinge_few(
     P:Tensor, # (b, c) similarities of positives less the margin, +inf where there is none
     N:Tensor, # (b, R) similarities of negatives, -inf where there is none
     count:Tensor, # (b, R) memory to write into
-) -> tuple: # Σ [N - P]₊; (b, c) negatives that a positive meets; (b, R) positives that a negative meets
+) -> tuple: # Σ [N - P]₊; (b, c) negatives met by each positive; (b, R) positives by each negative
     """Sum of the hinge over all triplets, and its derivatives: one column of positives at a time,
     a few rows at a time."""
     value = torch.empty_like(P)

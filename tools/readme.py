@@ -5,7 +5,9 @@
 
 Markdown is taken as it stands; hidden cells, directives and figures are left out; other outputs are kept as text;
 links to notebooks become links to the pages of the documentation."""
-import json, re, sys
+import json
+import re
+import sys
 from pathlib import Path
 
 from nbdev.config import get_config, nbpath2html
@@ -14,36 +16,58 @@ root = Path(__file__).resolve().parents[1]
 page_link = re.compile(r'\]\((?!https?:)([\w./-]+\.ipynb)(#[^)]*)?\)')
 hidden = re.compile(r'^#\|\s*(hide|default_exp|exporti?|include:\s*false)\s*\b', re.M)
 
-def fenced(text, language=''): return f'```{language}\n{text.strip()}\n```'
+
+def fenced(text, language=''):
+    "A block of code"
+    return f'```{language}\n{text.strip()}\n```'
+
 
 def output_text(output):
     "Markdown of one output, or nothing for a figure"
-    if output['output_type'] == 'stream': return fenced(''.join(output['text']))
-    if output['output_type'] == 'error': raise ValueError(f'nbs/index.ipynb holds a traceback: {output["ename"]}: {output["evalue"]}')
+    if output['output_type'] == 'stream':
+        return fenced(''.join(output['text']))
+    if output['output_type'] == 'error':
+        fault = f'{output["ename"]}: {output["evalue"]}'
+        raise ValueError(f'nbs/index.ipynb: a run without errors is wanted, {fault} was given')
     data = output['data']
-    if 'text/markdown' in data: return ''.join(data['text/markdown']).strip()
-    if any(kind.startswith('image/') for kind in data): return ''
+    if 'text/markdown' in data:
+        return ''.join(data['text/markdown']).strip()
+    if any(kind.startswith('image/') for kind in data):
+        return ''
     return fenced(''.join(data['text/plain']))
+
 
 def cell_text(cell, site):
     "Markdown of one cell, or nothing for front matter and hidden cells"
     source = ''.join(cell['source'])
     if cell['cell_type'] == 'markdown':
         source = re.sub(r'\A#\|.*\n', '', source)
-        return page_link.sub(lambda m: f']({site}{nbpath2html(m[1])}{m[2] or ""})', source).strip()
-    if cell['cell_type'] != 'code' or hidden.search(source): return ''
+
+        def address(link):
+            return f']({site}{nbpath2html(link[1])}{link[2] or ""})'
+
+        return page_link.sub(address, source).strip()
+    if cell['cell_type'] != 'code' or hidden.search(source):
+        return ''
     code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
-    shown = [fenced(code, 'python')] if code and not re.search(r'^#\|\s*echo:\s*false', source, re.M) else []
-    return '\n\n'.join(filter(None, shown + [output_text(o) for o in cell['outputs']]))
+    is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
+    parts = [fenced(code, 'python')] if is_shown else []
+    parts += [output_text(output) for output in cell['outputs']]
+    return '\n\n'.join(filter(None, parts))
+
 
 def readme():
     "The text that README.md should have"
     cells = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
     site = get_config(root).doc_url.rstrip('/') + '/'
-    return '\n\n'.join(filter(None, (cell_text(c, site) for c in cells))) + '\n'
+    return '\n\n'.join(filter(None, (cell_text(cell, site) for cell in cells))) + '\n'
+
 
 if __name__ == '__main__':
     file, text = root/'README.md', readme()
-    if sys.argv[1:] not in ([], ['--check']): sys.exit(f'only --check is understood, {" ".join(sys.argv[1:])!r} was given')
-    if not sys.argv[1:]: file.write_text(text, encoding='utf-8')
-    elif not file.exists() or file.read_text(encoding='utf-8') != text: sys.exit('README.md is not what nbs/index.ipynb says: run `python tools/readme.py`')
+    if sys.argv[1:] not in ([], ['--check']):
+        sys.exit(f'--check or nothing is wanted, {" ".join(sys.argv[1:])!r} was given')
+    if not sys.argv[1:]:
+        file.write_text(text, encoding='utf-8')
+    elif not file.exists() or file.read_text(encoding='utf-8') != text:
+        sys.exit('README.md is not what nbs/index.ipynb says: run `python tools/readme.py`')

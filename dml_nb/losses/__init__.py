@@ -1,18 +1,26 @@
 "Every loss, miner and selection of the book, by name"
-from dml_nb.losses.adapted import AdaptedTriplet, SelectionBias, class_ratio, induced_counts, matching_loss, nearest_class_mean, semi_matching_loss
+from dml_nb.losses.adapted import (
+    AdaptedTriplet, SelectionBias, class_ratio, induced_counts, matching_loss, nearest_class_mean,
+    semi_matching_loss)
 from dml_nb.losses.angular import Angular, AngularNPairs
 from dml_nb.losses.concordance import CIT, c_index, concordance, generalization_bound
 from dml_nb.losses.discrepancy import DCDL, ClassDiscrepancy
-from dml_nb.losses.dro import DRO, DROKL, DistanceWeighted, DROKLGrouped, DROTopK, DROTopKPN, SemiHardPairs
+from dml_nb.losses.dro import (
+    DRO, DROKL, DistanceWeighted, DROKLGrouped, DROTopK, DROTopKPN, SemiHardPairs)
 from dml_nb.losses.histogram import Histogram
 from dml_nb.losses.lifted import LiftedStructure, LiftedStructureStar
 from dml_nb.losses.multisimilarity import MultiSimilarity, MultiSimilarityMiner
 from dml_nb.losses.neighbours import NCA, NPairs
 from dml_nb.losses.pairs import BinLifted, Binomial, Contrastive, EqualWeights
-from dml_nb.losses.triplet import HAP2S, BatchHard, HardTriplets, RandomTriplets, SemiHard, Triplet
+from dml_nb.losses.triplet import (
+    HAP2S, BatchHard, HardTriplets, RandomTriplets, SemiHard, Triplet)
 
-__all__ = ['AdaptedTriplet', 'Angular', 'AngularNPairs', 'BatchHard', 'BinLifted', 'Binomial', 'CIT', 'ClassDiscrepancy', 'Contrastive', 'DCDL', 'DRO', 'DROKL',
-           'DROKLGrouped', 'DROTopK', 'DROTopKPN', 'DistanceWeighted', 'EqualWeights', 'HAP2S', 'HardTriplets', 'Histogram', 'LiftedStructure',
-           'LiftedStructureStar', 'MultiSimilarity', 'MultiSimilarityMiner', 'NCA', 'NPairs', 'RandomTriplets', 'SelectionBias', 'SemiHard', 'SemiHardPairs',
-           'Triplet', 'c_index', 'class_ratio', 'concordance', 'generalization_bound', 'induced_counts', 'matching_loss', 'nearest_class_mean',
-           'semi_matching_loss']
+__all__ = [
+    'AdaptedTriplet', 'Angular', 'AngularNPairs', 'BatchHard', 'BinLifted', 'Binomial', 'CIT',
+    'ClassDiscrepancy', 'Contrastive', 'DCDL', 'DRO', 'DROKL', 'DROKLGrouped', 'DROTopK',
+    'DROTopKPN', 'DistanceWeighted', 'EqualWeights', 'HAP2S', 'HardTriplets', 'Histogram',
+    'LiftedStructure', 'LiftedStructureStar', 'MultiSimilarity', 'MultiSimilarityMiner', 'NCA',
+    'NPairs', 'RandomTriplets', 'SelectionBias', 'SemiHard', 'SemiHardPairs', 'Triplet',
+    'c_index', 'class_ratio', 'concordance', 'generalization_bound', 'induced_counts',
+    'matching_loss', 'nearest_class_mean', 'semi_matching_loss',
+]

@@ -5,7 +5,7 @@ Lifted structure weights a pair by comparing it with the other pairs of its side
 H. Oh Song, Y. Xiang, S. Jegelka and S. Savarese, *Deep Metric Learning via Lifted Structured Feature Embedding*, CVPR 2016, in the general form of A.
 Hermans, L. Beyer and B. Leibe, *In Defense of the Triplet Loss for Person Re-Identification*, 2017, as
 X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott give it in *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019
-(paper 001), equations 6 to 8 and 16.
+(001 in this book), equations 6 to 8 and 16.
 After this page you can prove the weights, say when the hinge matters (almost never), and why temperature 1 drowns the hard negatives.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
@@ -16,31 +16,33 @@ Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
 __all__ = ['LiftedStructure', 'LiftedStructureStar']
 
 # %% ../../nbs/12_losses.lifted.ipynb #cbe0e203
-from ..core import check_number
-from ..weighting import PairLoss, check_miner, inf, log_sum_exp
+from ..core import check_number, inf
+from ..weighting import PairLoss, check_miner, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c
 class LiftedStructure(PairLoss):
-    "Σ_i [ log Σ_P e^{λ-S} + log Σ_N e^S ]₊ over anchors with positives and negatives (001, Eq. 6)"
+    "Σ_i [ log Σ_P e^{λ-S} + log Σ_N e^S ]₊ over anchors with both sides (001, Eq. 6)"
     def __init__(
         self,
         lam:float=1., # margin
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_number('lam', lam)
-        self.lam = lam
+        self.lam = check_number('lam', lam)
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
-        (v_pos, w_pos), (v_neg, w_neg) = log_sum_exp(P.neg_()), log_sum_exp(N)  # (b, 1), (b, c); (b, 1), (b, R)
-        hinge = self.lam + v_pos + v_neg                                        # (b, 1), -inf where a side is missing
+        far, w_pos = log_sum_exp(P.neg_())                  # (b, 1), (b, c) Eq. (7)
+        near, w_neg = log_sum_exp(N)                        # (b, 1), (b, R) Eq. (8)
+        hinge = self.lam + far + near                       # (b, 1), -inf where a side is missing
         active = (hinge > 0).to(S.dtype)
-        return hinge.clamp(min=0).sum(), pairs.weights(-active * w_pos, w_neg.mul_(active))   # Eqs. (6), (7), (8)
+        value = hinge.clamp(min=0).sum()                    # Eq. (6)
+        return value, pairs.weights(-active * w_pos, w_neg.mul_(active))
 
 # %% ../../nbs/12_losses.lifted.ipynb #856063e0
 class LiftedStructureStar(PairLoss):
-    "(1/B) Σ_i { 1/α log Σ_P e^{-αS} + 1/β log Σ_N e^{βS} }, a side without pairs left out (001, Eq. 16), on mined pairs if there is a miner"
+    """(1/B) Σ_i { 1/α log Σ_P e^{-αS} + 1/β log Σ_N e^{βS} }, a side without pairs left out
+    (001, Eq. 16), on mined pairs if there is a miner"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives
@@ -49,12 +51,16 @@ class LiftedStructureStar(PairLoss):
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_number('alpha', alpha, above=0); check_number('beta', beta, above=0)
-        check_miner(miner)
-        self.alpha, self.beta, self.miner = alpha, beta, miner
+        self.alpha = check_number('alpha', alpha, above=0)
+        self.beta = check_number('beta', beta, above=0)
+        self.miner = check_miner(miner)
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S, self.miner)
-        (v_pos, w_pos), (v_neg, w_neg) = log_sum_exp(P.mul_(-self.alpha)), log_sum_exp(N.mul_(self.beta))
-        value = sum(v.masked_fill(v == -inf, 0).sum() / sharp for v, sharp in ((v_pos, self.alpha), (v_neg, self.beta)))
-        return value / pairs.batch.size, pairs.weights(w_pos.div_(-pairs.batch.size), w_neg.div_(pairs.batch.size))   # Eq. (16)
+        far, w_pos = log_sum_exp(P.mul_(-self.alpha))       # (b, 1), (b, c)
+        near, w_neg = log_sum_exp(N.mul_(self.beta))        # (b, 1), (b, R)
+        far = far.masked_fill(far == -inf, 0.)              # no pair: nothing to say
+        near = near.masked_fill(near == -inf, 0.)
+        B = pairs.batch.size
+        value = (far.sum() / self.alpha + near.sum() / self.beta) / B   # Eq. (16)
+        return value, pairs.weights(w_pos.div_(-B), w_neg.div_(B))

@@ -1,7 +1,7 @@
 """One positive against all negatives, and all positives against all: two soft nearest-neighbour classifiers.
 
-N-pairs asks of every positive that it beats all negatives at once; NCA (neighbourhood component analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one softplus of log-sums.
-Equations: S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (paper 002), Eq. 3; X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
+N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one softplus of log-sums.
+The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (002 in this book), Eq. 3, and of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
 *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001), supplement, Eqs. 1 and 2.
 After this page you can derive one weight from the other, see why NCA as printed would train backwards, and compute it at any scale without underflow.
 
@@ -21,33 +21,43 @@ from ..weighting import PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/13_losses.neighbours.ipynb #a1985e31
 class NPairs(PairLoss):
-    "Mean over all ordered (anchor, positive) of log(1 + Σ_n exp(S_an - S_ap)) (002, Eq. 3)"
-    opaque = False
-
-    def value_and_weights(self, S, pairs):
-        P, N = pairs.split(S)
-        n = (pairs.batch.n_pos * (pairs.batch.n_neg > 0)).sum().clamp(min=1)     # ordered pairs whose anchor has a negative
-        against, w = log_sum_exp(N)                                             # (b, 1), (b, R)
-        x = against - P                                                         # (b, c), -inf where there is no positive or no negative
-        r = x.sigmoid().div_(n)                                                 # (b, c) a negative wins
-        return softplus(x, threshold=30).double().sum() / n, pairs.weights(-r, w.mul_(r.sum(1, keepdim=True)))
-
-# %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
-class NCA(PairLoss):
-    "Σ_i [log Σ_{k≠i} exp(s S_ik) - log Σ_P exp(s S_ip)]: the log-odds of a wrong neighbour (001, supplement, Eq. 1 with its sign turned)"
+    "Mean over all ordered (anchor, positive) of log(1 + Σ_n exp(s (S_an - S_ap))) (002, Eq. 3)"
     def __init__(
         self,
-        scale:float=1., # s, the sharpness of the softmax
+        scale:float=1., # s, the sharpness of the softmax: an inverse temperature
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
-        check_number('scale', scale, above=0)
-        self.scale = scale
+        self.scale = check_number('scale', scale, above=0)
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
-        right, w_pos = log_sum_exp(P.masked_fill(P == inf, -inf).mul_(self.scale))   # (b, 1), (b, c)
-        wrong, w_neg = log_sum_exp(N.mul_(self.scale))                          # (b, 1), (b, R)
-        x = (wrong - right).masked_fill(right == -inf, -inf)                    # (b, 1), -inf where a side is missing
-        r = x.sigmoid().mul_(self.scale)
-        return softplus(x, threshold=30).double().sum(), pairs.weights(w_pos.mul_(-r), w_neg.mul_(r))
+        has_negative = pairs.batch.n_neg > 0
+        n = (pairs.batch.n_pos * has_negative).sum().clamp(min=1)   # ordered pairs that count
+        against, softmax = log_sum_exp(N.mul_(self.scale))          # (b, 1), (b, R)
+        x = against - P.mul_(self.scale)                            # (b, c), -inf: a side is missing
+        r = x.sigmoid().mul_(self.scale).div_(n)                    # (b, c) a negative wins
+        value = softplus(x, threshold=30).double().sum() / n
+        return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
+
+# %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
+class NCA(PairLoss):
+    """Σ_i [log Σ_{k≠i} exp(s S_ik) - log Σ_P exp(s S_ip)]: minus the log-probability of a right
+    neighbour (001, supplement, Eq. 1 with its sign turned)"""
+    def __init__(
+        self,
+        scale:float=1., # s, the sharpness of the softmax: an inverse temperature
+        **kwargs, # `normalize`, `block`
+    ):
+        super().__init__(**kwargs)
+        self.scale = check_number('scale', scale, above=0)
+
+    def value_and_weights(self, S, pairs):
+        P, N = pairs.split(S)
+        P = P.masked_fill(P == inf, -inf)                           # absent ones weigh nothing
+        right, softmax_pos = log_sum_exp(P.mul_(self.scale))        # (b, 1), (b, c)
+        wrong, softmax_neg = log_sum_exp(N.mul_(self.scale))        # (b, 1), (b, R)
+        x = (wrong - right).masked_fill(right == -inf, -inf)        # (b, 1), -inf: a side is missing
+        r = x.sigmoid().mul_(self.scale)                            # (b, 1) a wrong neighbour
+        value = softplus(x, threshold=30).double().sum()
+        return value, pairs.weights(softmax_pos.mul_(-r), softmax_neg.mul_(r))

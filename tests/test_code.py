@@ -1,0 +1,68 @@
+"What the code of the package keeps to, so that it can be read from cold."
+import importlib
+import inspect
+import pkgutil
+import statistics
+from pathlib import Path
+
+import dml_nb
+import dml_nb.losses
+from dml_nb.weighting import PairLoss
+
+root = Path(__file__).resolve().parents[1]
+written_by_nbdev = '_modidx.py'
+
+
+def modules():
+    "All modules of the package"
+    names = [name for _, name, _ in pkgutil.walk_packages(dml_nb.__path__, 'dml_nb.')]
+    return [importlib.import_module(name) for name in names if not name.endswith('_modidx')]
+
+
+def code_lines():
+    "(file, number, text) of every line that nbdev does not write by itself"
+    for file in sorted((root/'dml_nb').rglob('*.py')):
+        if file.name == written_by_nbdev:
+            continue
+        in_names = False
+        for number, line in enumerate(file.read_text(encoding='utf-8').splitlines(), 1):
+            in_names = line.startswith('__all__') or (in_names and not line.startswith('#'))
+            if line.strip() and not in_names:
+                yield file.name, number, line
+
+
+def test_lines_fit_a_page():
+    lengths = sorted(len(line) for _, _, line in code_lines())
+    assert statistics.median(lengths) <= 72
+    assert lengths[len(lengths) * 95 // 100] <= 100
+    longest = [(name, number, len(line)) for name, number, line in code_lines() if len(line) > 120]
+    assert not longest
+
+
+def test_one_statement_a_line():
+    folded = [(name, number) for name, number, line in code_lines()
+              if '; ' in line and not line.lstrip().startswith(('#', '"')) and "'" not in line
+              and '"' not in line and '#' not in line]
+    assert not folded, folded
+
+
+def test_few_public_names():
+    names = {(module.__name__, name) for module in modules() if module.__name__ != 'dml_nb.losses'
+             for name in getattr(module, '__all__', [])}
+    assert len(names) <= 150, f'{len(names)} public names'
+
+
+def test_losses_have_few_bases():
+    for name in dml_nb.losses.__all__:
+        loss = getattr(dml_nb.losses, name)
+        if inspect.isclass(loss) and issubclass(loss, PairLoss):
+            bases = [base for base in loss.__mro__ if base.__module__.startswith('dml_nb')]
+            assert len(bases) <= 3, f'{name} has {[base.__name__ for base in bases]}'
+
+
+def test_functions_stay_where_they_were_defined():
+    "No function is assigned into a class: methods stand in it or are patched"
+    for name, number, line in code_lines():
+        head, _, tail = line.partition(' = ')
+        is_assignment = head[:1].isupper() and head.count('.') == 1 and tail.isidentifier()
+        assert not is_assignment, f'{name}:{number}: {line}'

@@ -1,8 +1,8 @@
 """P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 
-`dls = metric_dataloaders(train, valid)` and `learn = metric_learner(dls, 'small_convnet', dim=64)`
-give a fastai `Learner` like any other: `fit_one_cycle`, `lr_find`, `validate`, `get_preds`,
-`export`, callbacks and mixed precision work as ever. Four things are new:
+`dls = metric_dataloaders(train, valid)` and `learn = metric_learner(dls, 'small_convnet',
+dim=64)` give a fastai `Learner` like any other: `fit_one_cycle`, `lr_find`, `validate`,
+`get_preds`, `export`, callbacks and mixed precision work as ever. Four things are new:
 
 - training batches hold P classes × M images;
 - the classes of the validation set need not occur in training;

@@ -289,7 +289,7 @@ def class_means(
     name:str='z', # how the caller calls the embeddings
     labels_name:str='labels', # and the labels
 ) -> tuple: # (K,) classes in order; (K, D) their means; classes without appearances are left out
-    "$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (003, Eqs. 13 and 14)."
+    "$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (003, Eq. 13)."
     z = check_embeddings(z, name)
     y = as_labels(labels, len(z), z.device, name=labels_name)
     classes, place = y.unique(return_inverse=True)

@@ -1,8 +1,12 @@
-"""A loss is right when its value and its weights equal those of its definition: by sympy, by autograd, by differences, on every kind of batch.
+"""Value and weights of a loss equal those of its definition, three ways, on every kind of batch.
 
-A loss of this book states its derivative by hand, so it must be shown that the derivative is that of its value and the value that of the paper. `check_weights` compares a loss with a definition
-written as plain loops, on batches of every kind, whole and cut into blocks. `check_behaviour` is what all losses have in common: bad input, half precision, compilation, settings that act. `anchor_weights` turns a formula of sympy into numbers. `from_sympy` makes a loss of it.
-`test_same` is the comparison that every page uses, and `write_json` puts measured numbers into `results/` with where they come from.
+A loss of this book states its derivative by hand, so it must be shown that the derivative is
+that of its value and the value that of the paper. `check_weights` compares a loss with a
+definition written as plain loops, on batches of every kind, whole and cut into blocks.
+`check_behaviour` is what all losses have in common: bad input, half precision, compilation,
+settings that act. `anchor_weights` turns a formula of sympy into numbers. `from_sympy` makes a
+loss of it. `test_same` is the comparison that every page uses, and `write_json` puts measured
+numbers into `results/` with where they come from.
 
 Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 

@@ -1,13 +1,13 @@
-"""Wrong labels on purpose: a matrix, a seed, what they do to pairs, and whether a loss bears it.
+"""Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 
-`symmetric_noise` and `asymmetric_noise` give the matrix of probabilities that a class is labelled
-as another. `noisy_labels` and `noisy_images` draw from it, seeded, and keep the true labels.
-`wrong_pairs` says what the noise means to a loss that looks at pairs, and `welch_test` and
-`paired_test` say whether two sets of runs differ.
+`symmetric_noise` and `asymmetric_noise` give the matrix of probabilities that a class is
+labelled as another. `noisy_labels` and `noisy_images` draw from it, seeded, and keep the true
+labels. `wrong_pairs` says what the noise means to a loss that looks at pairs, and `welch_test`
+and `paired_test` say whether two sets of runs differ.
 
 The noise models and the statistic are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
-*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper),
-section 4, figure 2 and Eq. 17.
+*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper), section 4,
+figure 2 and Eq. 17.
 
 Docs: https://dml-nb.github.io/dml_nb/noise.html.md"""
 

@@ -1,9 +1,12 @@
-"""From a loss's value and pair weights to the gradient of the embeddings: blocks, references, sums, miners.
+"""From a loss's value and pair weights to the gradient of the embeddings.
 
-A loss of this book says two things about a batch: its value, and its weight on every pair, W = ∂L/∂S. This module does the rest: it turns embeddings and labels into
-similarities and pairs, asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd, precision, blocks, references and composition.
-After this page you can write a loss in five lines and trust its gradient.
+A loss of this book says two things about a batch: its value, and its weight on every pair, W =
+∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
+asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W.
+Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
+Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd,
+precision, blocks, references and composition. After this page you can write a loss in five lines
+and trust its gradient.
 
 Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 
@@ -187,7 +190,9 @@ def survey_blocks(
 ) -> list: # the statistics of each term, None where it has no surveys
     "All passes that come before the weights."
     for _, term in terms:
-        if type(term).surveys == 0 and type(term).survey is not PairLoss.survey:
+        has_survey = type(term).survey is not PairLoss.survey
+        is_fixed = isinstance(type(term).surveys, int)         # and no property of its settings
+        if has_survey and is_fixed and term.surveys == 0:
             raise TypeError(f'{type(term).__name__}: surveys = 1, or as many passes as it needs, '
                             'is wanted beside survey(...), 0 was given')
     statistics = [None] * len(terms)

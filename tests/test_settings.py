@@ -32,7 +32,7 @@ CASES = {
     'BinLifted': ({}, dict(alpha=3., beta=20., lam=.3)),
     'EqualWeights': ({}, dict(miner=miner)),
     'Histogram': ({}, dict(nodes=21)),
-    'LiftedStructure': (dict(lam=-2.), dict(lam=-3.)),
+    'LiftedStructure': ({}, dict(lam=-9.)),
     'LiftedStructureStar': ({}, dict(alpha=3., beta=20., miner=miner)),
     'NPairs': ({}, dict(scale=4.)),
     'NCA': ({}, dict(scale=4.)),

@@ -1,6 +1,7 @@
-"""One line for each loss: its name in commands, how it is made, what it charges, how it pushes, and what it cannot see.
+"""One entry for each loss: how it is made, what it charges, what it cannot see.
 
-The losses of the book in one table. The command `dml`, recipes, the [atlas](29_atlas.ipynb) and the table on the first page read it: a new loss is registered by its one line here.
+The losses of the book in one table. The command `dml`, recipes, the [atlas](29_atlas.ipynb) and
+the table on the first page read it: a new loss is registered by its one line here.
 `LOSSES['multi_similarity'](beta=20.)` makes a loss by its name.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""

@@ -1,8 +1,12 @@
-"""Who selects triplets also selects images: the shift between the two, as a loss for any selection, and what unlabelled images add.
+"""Who selects triplets also selects images: the shift between the two, and its correction.
 
-A selection of triplets shows some images of a class often and others never, so the loss is trained on other data than the batch. The adapted triplet loss adds the distance between the class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet Selection Bias for Triplet Loss*, ECCV 2018 (paper 003).
-Here that term, `SelectionBias`, takes any selection or miner of the package, which the paper leaves to future work.
-After this page you can measure how far a selection is from its batch, correct it or see that there is little to correct, estimate the class ratio of unlabelled images, and classify by the nearest class mean.
+A selection of triplets shows some images of a class often and others never, so the loss is
+trained on other data than the batch. The adapted triplet loss adds the distance between the
+class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
+Selection Bias for Triplet Loss*, ECCV 2018 (paper 003). Here that term, `SelectionBias`, takes
+any selection or miner of the package, which the paper leaves to future work. After this page
+you can measure how far a selection is from its batch, correct it or see that there is little to
+correct, estimate the class ratio of unlabelled images, and classify by the nearest class mean.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.adapted.html.md"""
 
@@ -289,7 +293,7 @@ def class_means(
     name:str='z', # how the caller calls the embeddings
     labels_name:str='labels', # and the labels
 ) -> tuple: # (K,) classes in order; (K, D) their means; classes without appearances are left out
-    "$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (003, Eqs. 13 and 14)."
+    "$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (003, Eq. 13)."
     z = check_embeddings(z, name)
     y = as_labels(labels, len(z), z.device, name=labels_name)
     classes, place = y.unique(return_inverse=True)

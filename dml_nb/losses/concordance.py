@@ -1,8 +1,12 @@
-"""Count how often a stranger is nearer than a friend, penalise it without a margin, and say how far such a count can be trusted.
+"""How often a stranger is nearer than a friend: a loss, a measure, and bounds that hold.
 
-A triplet is *concordant* if the anchor's positive is more similar to it than its negative is. The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin; concordance itself is a measure, known elsewhere as C-index or AUC.
-Both run over *all* triplets here, exactly, without listing them. From: anonymous authors, *Triplet Similarity Learning on Concordance Constraint*, under review (paper 004), Eqs. 3 to 18.
-After this page you can derive the loss's weights, watch the order of a batch or of a whole gallery with an interval, and tell which of the paper's bounds hold.
+A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
+The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
+concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
+here, exactly, without listing them. From: anonymous authors, *Triplet Similarity Learning on
+Concordance Constraint*, under review (paper 004), Eqs. 3 to 18. After this page you can derive
+the loss's weights, watch the order of a batch or of a whole gallery with an interval, and tell
+which of the paper's bounds hold.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.concordance.html.md"""
 

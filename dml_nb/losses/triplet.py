@@ -1,8 +1,12 @@
-"""A hinge on every (anchor, positive, negative) by counting: the work of a few passes over S, not of B³.
+"""A hinge on every (anchor, positive, negative), counted instead of listed.
 
-A triplet compares two pairs that share an anchor: the positive should be more similar to the anchor than the negative is, by a margin. This module sums that hinge over *all* triplets of a batch, exactly, without making a list of them.
-Its relatives look at few triplets: those that a selection picks (hard, semi-hard, random), the hardest one of each anchor (`BatchHard`), or a soft hardest one (`HAP2S`).
-After this page you can read a triplet loss as a count on each pair, move between similarities and squared distances, and give the loss your own triplets or your own way to select them.
+A triplet compares two pairs that share an anchor: the positive should be more similar to the
+anchor than the negative is, by a margin. This module sums that hinge over *all* triplets of a
+batch, exactly, without making a list of them. Its relatives look at few triplets: those that a
+selection picks (hard, semi-hard, random), the hardest one of each anchor (`BatchHard`), or a
+soft hardest one (`HAP2S`). After this page you can read a triplet loss as a count on each pair,
+move between similarities and squared distances, and give the loss your own triplets or your own
+way to select them.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.triplet.html.md"""
 

@@ -374,6 +374,8 @@ def generalization_bound(
     """E[L] ≤ mean + 2 R_n + s √(ln(1/δ) / 2n), n independent triplets (004, Eqs. 9 and 10,
     corrected). With neither `rademacher` nor `growth`: one model, fixed beforehand. Raises
     ValueError where nothing can be said."""
+    empirical, rademacher = (v.item() if isinstance(v, Tensor) else v
+                             for v in (empirical, rademacher))
     check_number('empirical', empirical)
     check_number('delta', delta, above=0, below=1)
     check_number('span', span, above=0)

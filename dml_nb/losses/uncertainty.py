@@ -97,7 +97,7 @@ class UncertaintySet(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that ask
     ) -> tuple: # the largest Σ p l (less the penalty), a scalar; p* (n,), 0 where not valid
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list of losses."
+        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
         check_list(losses, valid, positive)
         kinds = (valid,) if positive is None else (valid & positive, valid & ~positive)
         exact = losses.detach().double()
@@ -509,7 +509,7 @@ class PhiBall(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # not asked for
     ) -> tuple: # the largest Σ p l, a scalar; p* (n,)
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list of losses."
+        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
         check_list(losses, valid, positive)
         with ThreadPoolExecutor(1) as helper:
             value, p = helper.submit(self.solve, losses.detach().double(), valid).result()

@@ -1,7 +1,8 @@
-"""What every loss and every measure starts from: unit rows, similarities in full precision, who is paired with whom.
+"""Unit rows, similarities in full precision, who is paired with whom.
 
-Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of who belongs with whom.
-This page makes both, in full precision whatever the surroundings say, and turns bad input into a sentence that names what was given and what is wanted.
+Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of
+who belongs with whom. This page makes both, in full precision whatever the surroundings say, and
+turns bad input into a sentence that names what was given and what is wanted.
 
 Docs: https://dml-nb.github.io/dml_nb/core.html.md"""
 
@@ -173,10 +174,14 @@ def check_number(
     right = right and (above is None or value > above) and (below is None or value < below)
     if right:
         return value
-    bounds = [(f'from {lo:g} up', lo > -inf), (f'up to {hi:g}', hi < inf),
-              (f'above {above}', above is not None), (f'below {below}', below is not None)]
-    wanted = 'an integer' if integer else 'a finite number'
-    wanted = ' '.join([wanted, ' and '.join(words for words, is_set in bounds if is_set)]).strip()
+    least = f'above {above}' if above is not None else f'from {lo}' if lo > -inf else ''
+    most = f'below {below}' if below is not None else f'up to {hi}' if hi < inf else ''
+    if lo > -inf and above is None and not most:
+        most = 'up'
+    if above is not None and most:
+        most = f'and {most}'
+    number = 'an integer' if integer else 'a finite number'
+    wanted = ' '.join(filter(None, [number, least, most]))
     raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
 
 # %% ../nbs/00_core.ipynb #729c0644

@@ -1,6 +1,8 @@
 """One style, and the few pictures that every page draws: weights, embeddings, neighbours, curves.
 
-The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one, and returns it.
+The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes
+apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one,
+and returns it.
 
 Docs: https://dml-nb.github.io/dml_nb/plots.html.md"""
 

@@ -1,9 +1,12 @@
-"""From a loss's value and pair weights to the gradient of the embeddings: blocks, references, sums, miners.
+"""From a loss's value and pair weights to the gradient of the embeddings.
 
-A loss of this book says two things about a batch: its value, and its weight on every pair, W = ∂L/∂S. This module does the rest: it turns embeddings and labels into
-similarities and pairs, asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd, precision, blocks, references and composition.
-After this page you can write a loss in five lines and trust its gradient.
+A loss of this book says two things about a batch: its value, and its weight on every pair, W =
+∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
+asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W.
+Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
+Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd,
+precision, blocks, references and composition. After this page you can write a loss in five lines
+and trust its gradient.
 
 Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 
@@ -76,9 +79,15 @@ _next_number = count()
 def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
     "The arguments of an object's constructor, which it keeps under their own names."
     parameters = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
-    named = [p.name for p in parameters
-             if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ('normalize', 'block')]
-    return ', '.join(f'{name}={getattr(obj, name)!r}' for name in named)
+    shown = []
+    for p in parameters:
+        if p.kind is not p.POSITIONAL_OR_KEYWORD or p.name in ('normalize', 'block'):
+            continue
+        if not hasattr(obj, p.name):
+            raise AttributeError(f'{type(obj).__name__}: an attribute {p.name} is wanted, since '
+                                 'each argument of the constructor is kept under its own name')
+        shown.append(f'{p.name}={getattr(obj, p.name)!r}')
+    return ', '.join(shown)
 
 # %% ../nbs/01_weighting.ipynb #dd337ac8
 class PairLoss(nn.Module):
@@ -106,6 +115,8 @@ class PairLoss(nn.Module):
         self._register()
 
     def _register(self):
+        if torch.compiler.is_compiling():    # a term made in a graph is named by nobody
+            return
         self._number = next(_next_number)
         _losses_by_number[self._number] = self
 
@@ -162,10 +173,14 @@ def ask(
     watched = not torch.compiler.is_compiling() and not S.is_inference()
     version = S._version if watched else None
     answer = method(S, *args)
+    name = type(method.__self__).__name__
     if watched and S._version != version:
-        name = type(method.__self__).__name__
         raise RuntimeError(f'{name}: S is to be read only, and {method.__name__} wrote to it; '
                            'take pairs.split(S), which may be overwritten, or a copy')
+    if method.__name__ == 'value_and_weights' and not (isinstance(answer, tuple)
+                                                       and len(answer) == 2):
+        raise TypeError(f'{name}.value_and_weights: a tuple (value, W) is wanted, '
+                        f'a {type(answer).__name__} was given')
     return answer
 
 
@@ -174,6 +189,12 @@ def survey_blocks(
     blocks, # function without arguments, giving all (S, pairs)
 ) -> list: # the statistics of each term, None where it has no surveys
     "All passes that come before the weights."
+    for _, term in terms:
+        has_survey = type(term).survey is not PairLoss.survey
+        is_fixed = isinstance(type(term).surveys, int)         # and no property of its settings
+        if has_survey and is_fixed and term.surveys == 0:
+            raise TypeError(f'{type(term).__name__}: surveys = 1, or as many passes as it needs, '
+                            'is wanted beside survey(...), 0 was given')
     statistics = [None] * len(terms)
     for turn in range(max(term.surveys for _, term in terms)):
         active = [i for i, (_, term) in enumerate(terms) if turn < term.surveys]

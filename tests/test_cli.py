@@ -1,111 +1,281 @@
-"The command from outside: a small comparison, mistakes, a kill in the middle."
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
+"""The command from outside: a small comparison, mistakes, a kill in the middle, a full disk.
+
+Importing fastai takes seconds, so what needs no process of its own runs in this one."""
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+import dml_nb
+from dml_nb import experiment
+from dml_nb.cli import main
+
+command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
 small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']
-dml = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
+heavy = ['torch', 'torchvision', 'fastai', 'sklearn', 'matplotlib', 'sympy', 'numpy']
+against_hanging = 500       # seconds; nothing is asserted about time
 
-def call(*command, **options):
-    return subprocess.run([*dml, *map(str, command)], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, **options)
 
-def rows(out): return [{k: v for k, v in row.items() if k != 'seconds'} for row in json.loads((out/'results.json').read_text(encoding='utf-8'))['rows']]
+def in_a_process(*words):
+    "The command as a user gives it"
+    return subprocess.run(
+        [*command, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        timeout=against_hanging)
+
+
+@pytest.fixture
+def dml(capsys, monkeypatch):
+    "The command in this process"
+    def call(*words):
+        monkeypatch.setattr(sys, 'argv', ['dml', *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=stopped.value.code, stdout=said.out, stderr=said.err)
+    return call
+
+
+def results(out):
+    return json.loads((out/'results.json').read_text(encoding='utf-8'))
+
+
+def rows(out):
+    return [{k: v for k, v in row.items() if k != 'seconds'} for row in results(out)['rows']]
+
+
+def changed_at(out):
+    "When each finished run was written"
+    return {path.name: path.stat().st_mtime_ns for path in (out/'runs').glob('*.json')}
+
+
+def parts(out):
+    "What was begun and not finished"
+    return [path for path in out.rglob('.*') if path.is_file()]
+
+
+def is_one_line(run, *words, status=2):
+    assert run.returncode == status, run.stdout + run.stderr
+    assert run.stdout == '' and run.stderr.count('\n') == 1 and 'Traceback' not in run.stderr
+    assert not [word for word in words if str(word) not in run.stderr], run.stderr
+    return True
+
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
     "A small comparison, never interrupted"
     out = tmp_path_factory.mktemp('whole')/'made'/'anew'
-    run = call(*small, '--seeds', 2, '--out', out)
+    run = in_a_process(*small, '--seeds', 2, '--out', out)
     assert run.returncode == 0, run.stderr
     assert run.stderr == '' and 'multi_similarity' in run.stdout and 'report.html' in run.stdout
     return out
 
-def test_compare(whole):
-    results = json.loads((whole/'results.json').read_text(encoding='utf-8'))
-    assert results['header'].keys() >= {'machine', 'versions', 'data', 'settings', 'losses'} and len(results['header']['data']['sha256']) == 64
-    assert [(r['loss'], r['seed']) for r in results['rows']] == [(name, s) for name in ('raw pixels', 'untrained', 'multi_similarity') for s in (0, 1)]
-    for row in results['rows']:
-        assert row.keys() == {'loss', 'seed', 'recall@1', 'map@r', 'unseen_recall@1', 'unseen_map@r', 'seconds'}
-        assert all(0 < row[k] <= 1 for k in row if '@' in k) and (row['seconds'] > 0) == (row['loss'] == 'multi_similarity')
-    found = {(r['loss'], r['seed']): r['map@r'] for r in results['rows']}
-    assert all(found['multi_similarity', s] > found['raw pixels', s] > found['untrained', s] for s in (0, 1))
-    report = (whole/'report.html').read_text(encoding='utf-8')
-    assert report.startswith('<!doctype html>') and 'src="http' not in report and '<script' not in report and report.count('data:image/png;base64,') == 5
 
-def test_one_seed_has_no_interval(tmp_path):
-    run = call(*small, '--seeds', 1, '--out', tmp_path)
-    assert run.returncode == 0 and '± –' in run.stdout and 'One seed, so no interval' in (tmp_path/'report.html').read_text(encoding='utf-8')
+def test_compare(whole):
+    found = results(whole)
+    assert list(found)[:8] == [
+        'machine', 'versions', 'threads', 'date', 'seed', 'data', 'settings', 'losses']
+    assert len(found['data']['sha256']) == 64 and found['seed'] == [0, 1] and found['threads'] == 1
+    names = ['raw pixels', 'untrained', 'multi_similarity']
+    assert [(r['loss'], r['seed']) for r in found['rows']] == [(n, s) for n in names for s in (0, 1)]
+    for row in found['rows']:
+        measures = ['recall@1', 'map@r', 'unseen_recall@1', 'unseen_map@r']
+        assert list(row) == ['loss', 'seed', *measures, 'seconds']
+        assert all(0 < row[measure] <= 1 for measure in measures)
+        assert (row['seconds'] > 0) == (row['loss'] == 'multi_similarity')
+    value = {(r['loss'], r['seed']): r['map@r'] for r in found['rows']}
+    for seed in (0, 1):
+        pixels, untrained, trained = (value[name, seed] for name in names)
+        assert trained > pixels > untrained
+    report = (whole/'report.html').read_text(encoding='utf-8')
+    assert report.startswith('<!doctype html>') and report.count('data:image/png;base64,') == 5
+    assert 'src="http' not in report and '<script' not in report
+
+
+def test_again_and_afresh(whole, dml):
+    before, at = rows(whole), changed_at(whole)
+    again = dml(*small, '--seeds', 2, '--out', whole)
+    assert again.returncode == 0 and again.stdout.count('replaced the earlier one') == 2
+    assert rows(whole) == before and changed_at(whole) == at and len(at) == 4
+    afresh = dml(*small, '--seeds', 2, '--out', whole, '--fresh')
+    assert afresh.returncode == 0 and rows(whole) == before
+    later = changed_at(whole)
+    assert later.keys() == at.keys() and all(later[name] > at[name] for name in at)
+
+
+def test_every_option_reaches_the_recipes(tmp_path, dml, monkeypatch):
+    def run_all(recipes, images, folder, fresh, progress):
+        seen.extend(recipes)
+        raise ValueError(f'fresh is {fresh}, folder is {folder}')
+
+    seen = []
+    monkeypatch.setattr(experiment, 'run_all', run_all)
+    options = ['--seeds', 2, '--threads', 3, '--epochs', 5, '--turn', '--losses', 'cit,triplet']
+    run = dml('compare', *options, '--out', tmp_path)
+    assert is_one_line(run, 'fresh is False', tmp_path/'runs')
+    assert is_one_line(dml('compare', *options, '--fresh', '--out', tmp_path), 'fresh is True')
+    for recipe in seen:
+        assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'digits')
+        assert recipe.turned == (recipe.split == 'class')
+    assert {(recipe.loss, recipe.seed) for recipe in seen} == {
+        ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
+
+
+def test_one_seed_has_no_interval(tmp_path, dml):
+    run = dml(*small, '--seeds', 1, '--out', tmp_path)
+    assert run.returncode == 0 and '± –' in run.stdout and results(tmp_path)['seed'] == 0
+    assert 'One seed, so no interval' in (tmp_path/'report.html').read_text(encoding='utf-8')
+
 
 @pytest.mark.parametrize('stop, status', [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_stopped_and_started_again(whole, tmp_path, stop, status):
-    other = tmp_path/'notes.txt'
-    other.write_text('mine')
-    process = subprocess.Popen([*dml, *small, '--seeds', '2', '--out', str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))                          # where a shell had it ignored
-    limit = time.monotonic() + 200
-    while not [*(tmp_path/'runs').glob('*.json')]:
+def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
+    (tmp_path/'notes.txt').write_text('mine')
+    process = subprocess.Popen(
+        [*command, *small, '--seeds', '2', '--out', str(tmp_path)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))   # a shell may ignore it
+    limit = time.monotonic() + against_hanging
+    while not changed_at(tmp_path):
         assert process.poll() is None and time.monotonic() < limit, 'no run was kept before the end'
         time.sleep(.01)
     process.send_signal(stop)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate(timeout=against_hanging)
     assert process.returncode == status and not (tmp_path/'results.json').exists()
-    if stop == signal.SIGINT: assert said.count('\n') == 1 and 'stopped' in said
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path/'runs').glob('*.json')}
+    if stop == signal.SIGINT:
+        assert said.count('\n') == 1 and 'stopped' in said and str(tmp_path/'runs') in said
+    kept = changed_at(tmp_path)
     assert 1 <= len(kept) < 4
-    run = call(*small, '--seeds', 2, '--out', tmp_path)
+    run = dml(*small, '--seeds', 2, '--out', tmp_path)
     assert run.returncode == 0, run.stderr
-    assert rows(tmp_path) == rows(whole) and all(p.stat().st_mtime_ns == t for p, t in kept.items()) and other.read_text() == 'mine'
-    assert not [p for p in tmp_path.rglob('.results.json*')]
+    assert rows(tmp_path) == rows(whole) and (tmp_path/'notes.txt').read_text() == 'mine'
+    assert all(changed_at(tmp_path)[name] == at for name, at in kept.items())
+    assert not [path for path in parts(tmp_path) if path.name.startswith('.results.json')]
 
-def test_earlier_results_are_replaced_and_it_says_so(whole):
-    before = rows(whole)
-    run = call(*small, '--seeds', 2, '--out', whole)
-    assert run.returncode == 0 and run.stdout.count('replaced the earlier one') == 2 and rows(whole) == before
 
-mistakes = {'loss': (['--losses', 'tripet'], 'possible are multi_similarity, triplet, contrastive'), 'data': (['--data', 'imagenet'], 'possible are digits'),
-            'missing folder': (['--data', 'folder:/nowhere/at/all'], 'no folder'), 'no number': (['--seeds', 'many'], 'integer'),
-            'too small': (['--epochs', '0'], '--epochs'), 'unknown option': (['--lozzes', 'triplet'], '--lozzes')}
+mistakes = {
+    'loss': (['--losses', 'tripet'], 'multi_similarity, triplet, contrastive', 'tripet was given'),
+    'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
+    'no size': (['--size', '8'], '--size', 'digits'),
+}
+
 
 @pytest.mark.parametrize('mistake', mistakes)
-def test_a_mistake_is_one_line_and_status_2(mistake, tmp_path):
-    options, words = mistakes[mistake]
-    run = call('compare', '--out', tmp_path/'out', *options)
-    assert run.returncode == 2 and run.stdout == '' and run.stderr.count('\n') == 1 and words in run.stderr and 'Traceback' not in run.stderr
+def test_a_mistake_is_one_line_and_status_2(mistake, tmp_path, dml):
+    options, *words = mistakes[mistake]
+    assert is_one_line(dml('compare', '--out', tmp_path/'out', *options), *words)
+    assert not changed_at(tmp_path/'out')
 
-def test_folder_of_pictures(tmp_path):
+
+probe = f'''
+import sys
+from dml_nb.cli import main
+try:
+    main()
+finally:
+    print(*sorted({{*{heavy}}} & set(sys.modules)), file=sys.stderr)
+'''
+known_at_once = {
+    'a file in place of the folder': (['compare', '--out', 'FILE'], '--out', 'FILE'),
+    'a folder below a file': (['compare', '--out', 'FILE/below'], '--out', 'FILE/below'),
+    'a file named runs': (['compare', '--out', 'TAKEN'], '--out', 'TAKEN', 'runs'),
+    'no folder': (['compare', '--out', ''], '--out'),
+    'no loss': (['compare', '--losses', ','], '--losses'),
+    'missing folder': (['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
+    'no number': (['compare', '--seeds', 'many'], 'integer'),
+    'too small': (['compare', '--epochs', '0'], '--epochs'),
+    'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes'),
+    'unknown command': (['comprae'], 'comprae'),
+}
+
+
+@pytest.mark.parametrize('mistake', known_at_once)
+def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
+    (tmp_path/'file').write_text('mine')
+    (tmp_path/'taken').mkdir()
+    (tmp_path/'taken'/'runs').write_text('mine')
+
+    def filled(text):
+        return text.replace('FILE', f'{tmp_path}/file').replace('TAKEN', f'{tmp_path}/taken')
+
+    words, *said = known_at_once[mistake]
+    out = [] if '--out' in words or words[0] != 'compare' else ['--out', f'{tmp_path}/out']
+    run = subprocess.run(
+        [sys.executable, '-c', probe, *map(filled, words), *out], capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, timeout=against_hanging)
+    *lines, imported = run.stderr.splitlines()
+    assert run.returncode == 2 and run.stdout == '' and len(lines) == 1, run.stderr
+    assert all(filled(word) in lines[0] for word in said) and imported == ''
+    for path in (tmp_path/'file', tmp_path/'taken'/'runs'):
+        assert path.read_text() == 'mine'
+    assert not (tmp_path/'out'/'runs').exists()
+
+
+@pytest.mark.parametrize('word, said', [
+    ('--help', 'compare'), ('--version', dml_nb.__version__)])
+def test_help_imports_nothing_heavy(word, said):
+    run = subprocess.run(
+        [sys.executable, '-c', probe, word], capture_output=True, text=True,
+        timeout=against_hanging)
+    assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
+
+
+def test_folder_of_pictures(tmp_path, dml):
     from sklearn.datasets import load_digits
     raw = load_digits()
     for i, (image, y) in enumerate(zip(raw.images[:120], raw.target)):
         if y < 4:
-            (tmp_path/'data'/f'<{y}>').mkdir(parents=True, exist_ok=True)
-            Image.fromarray((image * 15).astype('uint8')).resize((20, 24)).save(tmp_path/'data'/f'<{y}>'/f'{i}.png')
-    options = *small[:-1], '--turn', '--seeds', 1, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out'      # turned: pictures must be square
-    run = call(*options)
-    assert run.returncode == 2 and 'square' in run.stderr and run.stderr.count('\n') == 1
-    run = call(*options, '--size', 16)
+            path = tmp_path/'data'/f'<{y}>'/f'{i}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image * 15).astype('uint8')).resize((20, 24)).save(path)
+    options = [*small[:-1], '--turn', '--seeds', 1]         # pictures that are turned must be square
+    options += ['--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out']
+    assert is_one_line(dml(*options), 'square')
+    run = dml(*options, '--size', 16)
     assert run.returncode == 0, run.stderr
-    assert json.loads((tmp_path/'out'/'results.json').read_text(encoding='utf-8'))['header']['data']['classes'] == 4
+    assert results(tmp_path/'out')['data']['classes'] == 4
 
-def test_broken_image_is_named(tmp_path):
-    for c in 'abcd':
-        (tmp_path/'data'/c).mkdir(parents=True)
-        for i in range(5): Image.new('L', (8, 8), 50 * i).save(tmp_path/'data'/c/f'{i}.png')
-    for p in (tmp_path/'data').glob('*/*.png'): p.write_bytes(b'no picture')
-    run = call(*small, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out')
-    assert run.returncode == 2 and run.stderr.count('\n') == 1 and '.png' in run.stderr and not (tmp_path/'out'/'results.json').exists()
 
-def test_folder_that_cannot_be_written(tmp_path):
-    (tmp_path/'file').write_text('mine')
-    begin, run = time.monotonic(), call('compare', '--out', tmp_path/'file')
-    assert run.returncode == 2 and run.stderr.count('\n') == 1 and str(tmp_path/'file') in run.stderr and (tmp_path/'file').read_text() == 'mine'
-    assert time.monotonic() - begin < 5, 'it should be said before anything heavy is loaded'
+def test_broken_image_is_named(tmp_path, dml):
+    for name in 'abcd':
+        (tmp_path/'data'/name).mkdir(parents=True)
+        for i in range(5):
+            (tmp_path/'data'/name/f'{i}.png').write_bytes(b'no picture')
+    run = dml(*small, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out')
+    assert is_one_line(run, '.png') and not (tmp_path/'out'/'results.json').exists()
 
-def test_unknown_command(): assert call('comprae').returncode == 2 and call('comprae').stderr.count('\n') == 1
 
-def test_help_is_quick():
-    begin, run = time.monotonic(), call('--help')
-    assert run.returncode == 0 and 'compare' in run.stdout and time.monotonic() - begin < 5
-    import dml_nb
-    assert call('--version').stdout.strip() == dml_nb.__version__
+@pytest.mark.parametrize('content', ['{"half": ', '[]', '{}', '{"recipe": {}}'])
+def test_a_run_file_that_holds_no_run_is_named(content, whole, tmp_path, dml):
+    (tmp_path/'runs').mkdir()
+    for path in (whole/'runs').glob('*.json'):
+        (tmp_path/'runs'/path.name).write_text(content)
+    run = dml(*small, '--seeds', 2, '--out', tmp_path)
+    assert is_one_line(run, tmp_path/'runs', '.json', 'delete the file', '--fresh')
+    assert not (tmp_path/'results.json').exists()
+
+
+@pytest.mark.parametrize('file', ['runs', 'results.json'])
+def test_a_full_disk_names_the_file_and_leaves_no_part(file, whole, tmp_path, dml):
+    (tmp_path/'runs').mkdir()
+    room = 2_000                                            # bytes: less than a run
+    if file == 'results.json':                              # its runs are there already
+        for path in (whole/'runs').glob('*.json'):
+            (tmp_path/'runs'/path.name).write_bytes(path.read_bytes())
+        room = (whole/'results.json').stat().st_size // 2
+    (tmp_path/'report.html').write_text('an earlier one')
+    before, (soft, hard) = changed_at(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))     # a file can grow no further
+    try:
+        run = dml(*small, '--seeds', 2, '--out', tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    lines = run.stderr.splitlines()
+    assert run.returncode == 2 and len(lines) == 1 and str(tmp_path/file) in lines[0], run.stderr
+    assert parts(tmp_path) == [] and changed_at(tmp_path) == before
+    assert not (tmp_path/'results.json').exists()
+    assert (tmp_path/'report.html').read_text() == 'an earlier one'

@@ -1,4 +1,5 @@
 "What the package promises as a whole: light imports, the metadata of settings.ini, a README and a sidebar that are current."
+import re
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -54,3 +55,13 @@ def test_sidebar_lists_the_pages_in_order():
     found = {page.name for page in (root/'nbs').rglob('*.ipynb')
              if '.ipynb_checkpoints' not in page.parts}
     assert found == set(listed)
+
+
+def test_the_guide_to_a_loss_runs():
+    "The loss and the checks that CONTRIBUTING.md shows"
+    guide = (root/'CONTRIBUTING.md').read_text(encoding='utf-8')
+    names = {}
+    blocks = re.findall(r'```python\n(.*?)```', guide, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, names)

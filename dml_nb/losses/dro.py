@@ -108,7 +108,7 @@ _default_pair = MarginPair()
 
 
 def check_base(base):
-    "Raise TypeError for other than a loss of one pair; the default is copied, as losses own theirs."
+    "Raise TypeError for other than a loss of one pair; the default is copied, not shared."
     if isinstance(base, type) or not callable(base):
         raise TypeError('base: a loss of one pair, as MarginPair(), called with (S, y, spare), is '
                         f'wanted, {base!r} was given')
@@ -363,8 +363,8 @@ class DROKL(DRO):
 
 # %% ../../nbs/17_losses.dro.ipynb #19dca93c
 class DROKLGrouped(PairLoss):
-    """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (000, Eq. 6), or with a pseudo pair in each
-    group (000, Eq. 22)."""
+    """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (000, Eq. 6), or with a pseudo pair in
+    each group (000, Eq. 22)."""
     def __init__(
         self,
         gamma_pos:float=1., # γ⁺, above 0

@@ -100,7 +100,7 @@ class UncertaintySet(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that ask
     ) -> tuple: # the largest Σ p l (less the penalty), a scalar; p* (n,), 0 where not valid
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list of losses."
+        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
         check_list(losses, valid, positive)
         kinds = (valid,) if positive is None else (valid & positive, valid & ~positive)
         exact = losses.detach().double()
@@ -393,7 +393,9 @@ class ChiSquareBall(Ball):
         return known | dict(width=width, Z=share * (first + active * width), value=value)
 
     def solve(self, sides, share=1.):
-        "By sorting."
+        "By sorting; a long list, which is slow to sort, in cells."
+        if sum(losses.numel() for losses in sides) > 2**18:
+            return super().solve(sides, share)
         known = conclude_range(gather_range(sides, share, None))
         ranked = torch.cat([losses.reshape(-1) for losses in sides]).sort(descending=True).values
         v = ranked.double() - known['top']
@@ -473,7 +475,7 @@ class PhiBall(Named):
     """Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, given by its conjugate φ*:
     p = φ*'(a v - b)/n with v = l - max l."""
     probabilities = True
-    inner, outer = 12, 40      # evaluations of the search for b, and of that for a
+    inner, outer = 9, 20       # evaluations of the search for b, and of that for a
 
     def __init__(
         self,
@@ -510,7 +512,7 @@ class PhiBall(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # not asked for
     ) -> tuple: # the largest Σ p l, a scalar; p* (n,)
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list of losses."
+        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
         check_list(losses, valid, positive)
         with ThreadPoolExecutor(1) as helper:
             value, p = helper.submit(self.solve, losses.detach().double(), valid).result()
@@ -532,23 +534,26 @@ class PhiBall(Named):
         def mean(t):
             return t.masked_fill(~valid, 0).sum() / n
 
-        def at(x): # n p and φ(n p) for a = e^x / range
+        def at(x, ratio): # n p, φ(n p) and b / a for a = e^x / range; about the last b / a
             a = x.exp() / (-lowest).clamp(min=1e-30)
             lo = torch.maximum(a * lowest, deepest)
-            search = RootSearch.between(lo, torch.zeros_like(lo), lo / 2)
+            guess = (a * ratio).clamp(lo * .999, lo * .001)
+            search = RootSearch.between(lo, torch.zeros_like(lo), guess)
             for _ in range(self.inner):
                 slope = self.conjugate(a * v - search.x)[1]
                 search = search.tell(-mean(slope).log())
             s = a * v - search.x
             value, slope = self.conjugate(s)
-            return slope, s * slope - value
+            return slope, s * slope - value, search.x / a
 
         x = lowest.new_tensor(0.)
         search = RootSearch.between(x - 20, x + 40, x)
+        ratio = mean(v)
         for _ in range(self.outer):
-            divergence = mean(at(search.x)[1])
+            _, terms, ratio = at(search.x, ratio)
+            divergence = mean(terms)
             search = search.tell((divergence.clamp(min=1e-300) / rho).log())
-        p = at(search.x)[0].masked_fill(~valid, 0)
+        p = at(search.x, ratio)[0].masked_fill(~valid, 0)
         p = p / p.sum().clamp(min=1e-9)
         return (p * losses.masked_fill(~valid, 0)).sum(), p
 

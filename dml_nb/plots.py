@@ -249,7 +249,7 @@ def movement(
     x:Tensor, # (B, 2) unit embeddings
     W:Tensor, # (B, B) weights
 ) -> Tensor: # (B, 2)
-    "$-(W+W^\\top)x$ along the circle: where the weights push each point."
+    "-(W + Wᵀ) x along the circle: where the weights push each point."
     push = -(W + W.T).to(x.dtype).fill_diagonal_(0) @ x
     return push - x * (push * x).sum(1, keepdim=True)
 

@@ -6,3 +6,14 @@ def drop_directives(cell):
     "Leave the directives of a text cell out of the page, where nbdev 3.3 would print them."
     if cell.cell_type == 'markdown':
         cell.source = re.sub(r'\A(#\|.*\n)+', '', cell.source)
+
+
+def plain_signatures(cell):
+    """Leave out of shown signatures what is no type that was written: the class of a default None,
+    and the module that a page is while it runs."""
+    for output in getattr(cell, 'outputs', None) or []:
+        data = output.get('data', {})
+        for kind in ('text/markdown', 'text/html', 'text/plain'):
+            if kind in data:
+                text = ''.join(data[kind])
+                data[kind] = text.replace(':NoneType=None', '=None').replace('__main__.', '')

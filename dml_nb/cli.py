@@ -1,9 +1,10 @@
-"""`dml compare`: losses against each other, raw pixels and the untrained network, in one line
+"""`dml compare`: losses against each other and against no training, in one line.
 
 `dml compare` trains losses on the same data with several seeds and tells them apart from luck: a
-table on the terminal, `results.json` with every number and where it comes from, and `report.html`
-with pictures. What a user got wrong is answered by one line on stderr and exit status 2, Ctrl-C by
-one line and 130. fastai and torch are imported inside a job, so that `dml --help` answers at once.
+table on the terminal, `results.json` with every number and where it comes from, and
+`report.html` with pictures. What a user got wrong is answered by one line on stderr and exit
+status 2, Ctrl-C by one line and 130. fastai and torch are imported inside a job, so that `dml
+--help` answers at once.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.html.md"""
 

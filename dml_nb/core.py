@@ -1,7 +1,8 @@
-"""What every loss and every measure starts from: unit rows, similarities in full precision, who is paired with whom.
+"""Unit rows, similarities in full precision, who is paired with whom.
 
-Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of who belongs with whom.
-This page makes both, in full precision whatever the surroundings say, and turns bad input into a sentence that names what was given and what is wanted.
+Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of
+who belongs with whom. This page makes both, in full precision whatever the surroundings say, and
+turns bad input into a sentence that names what was given and what is wanted.
 
 Docs: https://dml-nb.github.io/dml_nb/core.html.md"""
 

@@ -1,11 +1,10 @@
 """A body that sees, a linear head that places, and files that hold no code
 
 `create_embedder('small_convnet', dim=64, channels=1)` gives an `Embedder`: a body without its
-classifier, average pooling, one linear layer, and rows of length one.
-The body is named (`small_convnet`, or a network of torchvision), or it is your own function or
-`nn.Module`. Nothing is downloaded: weights start fresh.
-`save_embedder` writes weights as safetensors and the rest as JSON, so that `load_embedder` runs
-no code from a file.
+classifier, average pooling, one linear layer, and rows of length one. The body is named
+(`small_convnet`, or a network of torchvision), or it is your own function or `nn.Module`.
+Nothing is downloaded: weights start fresh. `save_embedder` writes weights as safetensors and the
+rest as JSON, so that `load_embedder` runs no code from a file.
 
 Docs: https://dml-nb.github.io/dml_nb/embedding.html.md"""
 

@@ -1,6 +1,8 @@
 """One style, and the few pictures that every page draws: weights, embeddings, neighbours, curves.
 
-The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one, and returns it.
+The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes
+apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one,
+and returns it.
 
 Docs: https://dml-nb.github.io/dml_nb/plots.html.md"""
 
@@ -247,7 +249,7 @@ def movement(
     x:Tensor, # (B, 2) unit embeddings
     W:Tensor, # (B, B) weights
 ) -> Tensor: # (B, 2)
-    "$-(W+W^\\top)x$ along the circle: where the weights push each point."
+    "-(W + Wᵀ) x along the circle: where the weights push each point."
     push = -(W + W.T).to(x.dtype).fill_diagonal_(0) @ x
     return push - x * (push * x).sum(1, keepdim=True)
 

@@ -1,8 +1,8 @@
-"""A comparison as one HTML page that needs nothing else, with a sentence under every figure
+"""Table, curves, t-SNE and neighbours of a comparison as one HTML page.
 
-`report(results, images, 'report.html')` turns what `run_all` gave into a page for people: it opens
-without a network, in light and in dark, and can be sent by mail. Every sentence in it is made from
-the results, so it cannot disagree with its table.
+`report(results, images, 'report.html')` turns what `run_all` gave into a page for people: it
+opens without a network, in light and in dark, and can be sent by mail. Every sentence in it is
+made from the results, so it cannot disagree with its table.
 
 Docs: https://dml-nb.github.io/dml_nb/report.html.md"""
 

@@ -1,12 +1,12 @@
-r"""Recall@K, CMC, precision@k, mAP, MAP@R, R-precision, MRR and mINP, exact, in blocks, with ties counted against the model
+r"""Rank measures, exact, in blocks, with ties counted against the model.
 
 An embedding is good when the right items come first. `evaluate(z, labels)` ranks, for every row
 of `z`, all other rows by cosine similarity and reports what the field reports: Recall\@K, CMC,
 precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. It is exact, and it never holds more than
-blocks of the embeddings and of their similarities, so that they may lie on a disk.
-`evaluate(z, labels, gallery, gallery_labels, cameras, gallery_cameras)` ranks a gallery instead,
-with the re-identification rule if cameras are given. The report is a dictionary that also
-answers questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
+blocks of the embeddings and of their similarities, so that they may lie on a disk. `evaluate(z,
+labels, gallery, gallery_labels, cameras, gallery_cameras)` ranks a gallery instead, with the
+re-identification rule if cameras are given. The report is a dictionary that also answers
+questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
 `paired(report_a, report_b, 'map@r')` says whether one embedding is better than another.
 
 Docs: https://dml-nb.github.io/dml_nb/retrieval.html.md"""

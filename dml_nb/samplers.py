@@ -1,4 +1,4 @@
-"""A batch sampler that shows every image, repeats few, resumes where it stopped, and is shared
+"""Batches of classes × images: every image shown, resumable, shared by processes.
 
 A loss on pairs needs batches that hold positive pairs. A random batch from many classes holds
 next to none, so metric learning draws P classes and M images of each. `ClassBatchSampler(labels,

@@ -3,9 +3,9 @@ from an embedding's pairs in blocks.
 
 Verification asks of two images whether they show the same class: it accepts a pair if its score
 is at least a threshold. `verify(z, labels)` scores all pairs of an embedding by cosine, and
-`verify(scores=, same=)` takes pairs that were scored elsewhere. The report has `auc`, `eer`,
-the best `accuracy` with its `threshold`, `tar(far)` and `roc()`. `verify_folds` is the protocol
-of Labeled Faces in the Wild: the threshold is chosen on the other folds.
+`verify(scores=, same=)` takes pairs that were scored elsewhere. The report has `auc`, `eer`, the
+best `accuracy` with its `threshold`, `tar(far)` and `roc()`. `verify_folds` is the protocol of
+Labeled Faces in the Wild: the threshold is chosen on the other folds.
 
 Docs: https://dml-nb.github.io/dml_nb/verification.html.md"""
 

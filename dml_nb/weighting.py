@@ -1,9 +1,12 @@
-"""From a loss's value and pair weights to the gradient of the embeddings: blocks, references, sums, miners.
+"""From a loss's value and pair weights to the gradient of the embeddings.
 
-A loss of this book says two things about a batch: its value, and its weight on every pair, W = ∂L/∂S. This module does the rest: it turns embeddings and labels into
-similarities and pairs, asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd, precision, blocks, references and composition.
-After this page you can write a loss in five lines and trust its gradient.
+A loss of this book says two things about a batch: its value, and its weight on every pair, W =
+∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
+asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W.
+Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
+Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd,
+precision, blocks, references and composition. After this page you can write a loss in five lines
+and trust its gradient.
 
 Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 

@@ -1,9 +1,12 @@
-"""A triplet is a triangle, and its angle at the negative has no scale. All triplets of a batch, without listing them.
+"""A triplet is a triangle. All triplets of a batch, without listing them.
 
-The angular loss asks that the angle at the negative, in the triangle of an anchor, its positive and a negative, be small.
-The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with N-pairs in
-S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (002 in this book), equations 3 and 4.
-After this page you can derive its exponent from the triangle, prove its weights, and compute all of a batch's triplets with one small matrix product per class.
+The angular loss asks that the angle at the negative, in the triangle of an anchor, its positive
+and a negative, be small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
+and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with
+N-pairs in S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
+Sinkhorn Divergences*, 2022 (002 in this book), equations 3 and 4. After this page you can derive
+its exponent from the triangle, prove its weights, and compute all of a batch's triplets with one
+small matrix product per class.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.angular.html.md"""
 

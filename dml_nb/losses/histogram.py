@@ -1,9 +1,12 @@
-"""A loss without a margin: how likely is a random negative pair to be more similar than a random positive one?
+"""A loss without a margin: how likely is a negative pair above a positive one?
 
-The histogram loss estimates the distribution of the similarities of positive pairs and that of negative pairs, and charges the probability that the wrong one wins.
-E. Ustinova and V. Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016, as stated and weighted in the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
-*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in this book), equations 3 to 9.
-After this page you can say why a pair's weight is the height of the *other* side's histogram, prove it, and compute both histograms and all weights in two sweeps over the pairs.
+The histogram loss estimates the distribution of the similarities of positive pairs and that of
+negative pairs, and charges the probability that the wrong one wins. E. Ustinova and V.
+Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016, as stated and weighted in
+the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
+General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in this book), equations 3 to 9.
+After this page you can say why a pair's weight is the height of the *other* side's histogram,
+prove it, and compute both histograms and all weights in two sweeps over the pairs.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.histogram.html.md"""
 

@@ -1,9 +1,13 @@
-"""One positive against all negatives, and all positives against all: two soft nearest-neighbour classifiers.
+"""One positive against all negatives, and all positives against all.
 
-N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one softplus of log-sums.
-The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (002 in this book), Eq. 3, and of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
-*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001), supplement, Eqs. 1 and 2.
-After this page you can derive one weight from the other, see why NCA as printed would train backwards, and compute it at any scale without underflow.
+N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component
+analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one
+softplus of log-sums. The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
+*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (002 in this book), Eq. 3, and
+of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair
+Weighting for Deep Metric Learning*, CVPR 2019 (001), supplement, Eqs. 1 and 2. After this page
+you can derive one weight from the other, see why NCA as printed would train backwards, and
+compute it at any scale without underflow.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.neighbours.html.md"""
 

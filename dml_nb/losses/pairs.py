@@ -1,10 +1,12 @@
-"""Losses that weight a pair by its own similarity, what they cannot see, and the first attempt to mend it.
+"""Losses that weight a pair by its own similarity, and what they cannot see.
 
-Contrastive and binomial losses weight a pair by its own similarity and by nothing else; BinLifted averages the binomial weight with one that compares
-the pair with its rivals; `EqualWeights` weights what a miner keeps, all alike.
-X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in this book),
-equations 4, 9, 10, and its supplement, equations 10 and 11.
-After this page you can prove each weight, run the losses with any miner, and show from the weights where an average of two good weightings goes wrong.
+Contrastive and binomial losses weight a pair by its own similarity and by nothing else;
+BinLifted averages the binomial weight with one that compares the pair with its rivals;
+`EqualWeights` weights what a miner keeps, all alike. X. Wang, X. Han, W. Huang, D. Dong and M.
+R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019
+(001 in this book), equations 4, 9, 10, and its supplement, equations 10 and 11. After this page
+you can prove each weight, run the losses with any miner, and show from the weights where an
+average of two good weightings goes wrong.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.pairs.html.md"""
 

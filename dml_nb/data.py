@@ -242,6 +242,7 @@ class _Archive:
             raise ValueError(f'{path}: one entry of each name is wanted, '
                              f'{name!r} is there {times} times')
         self.names = {name for name in names if not name.endswith('/')}
+        self.folders = set(names) - self.names
 
     def under(self, prefix):
         "The same archive, all names beginning with `prefix`"
@@ -646,21 +647,35 @@ def _folder(root=None, download=False, name=None, **options) -> ImageSet:
     return _picture_set(name or root.name, _Folder(root), files, labels, classes, **options)
 
 
+def _by_its_numbers(name) -> list:
+    "What sorts s2 before s10"
+    return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
+
+
+def _files_and_folders(archive) -> tuple: # archive, pictures and folders as tuples of their parts
+    "What lies in a zip; a folder that holds all of it is left out"
+    seen = [n for n in sorted(archive.names | archive.folders)
+            if not n.startswith(('.', '__MACOSX/')) and '/.' not in n]
+    files = [PurePosixPath(n).parts for n in seen if _is_picture(n)]
+    folders = {PurePosixPath(n.rpartition('/')[0]).parts for n in seen}
+    if files and len({p[0] for p in files}) == 1 and min(map(len, files)) > 2:
+        top = files[0][0]
+        files = [p[1:] for p in files]
+        folders = {p[1:] for p in folders if p[:1] == (top,)}
+        archive = archive.under(f'{top}/')
+    return archive, [p for p in files if len(p) > 1], folders   # beside the classes: of no class
+
+
 def _zip(root=None, download=False, name=None, natural=False, **options) -> ImageSet:
     "A zip of one folder of pictures per class; read where it lies."
     _no_download('zip', download)
-    archive = _Archive(Path(root or '').expanduser())
-    files = sorted(n for n in archive.names if _is_picture(n) and not n.startswith('__MACOSX/'))
-    parts = [PurePosixPath(n).parts for n in files]
-    if files and len({p[0] for p in parts}) == 1 and min(map(len, parts)) > 2:
-        archive = archive.under(f'{parts[0][0]}/')
-        parts = [p[1:] for p in parts]
-    parts = [p for p in parts if len(p) > 1]                # beside the classes: of no class
-    if not parts:
-        raise ValueError('zip: one folder of pictures per class is wanted, '
-                         f'{archive.path} holds none')
-    digits_last = lambda c: [int(t) if t.isdigit() else t for t in re.split(r'(\d+)', c)]
-    classes = sorted({p[0] for p in parts}, key=digits_last if natural else None)
+    archive, parts, folders = _files_and_folders(_Archive(Path(root or '').expanduser()))
+    wanted = 'zip: one folder of pictures per class is wanted'
+    if not parts: raise ValueError(f'{wanted}, {archive.path} holds none')
+    classes = {p[0] for p in parts}
+    if empty := {p[0] for p in folders if p} - classes:
+        raise ValueError(f'{wanted}, {archive}/{min(empty)} holds no pictures')
+    classes = sorted(classes, key=_by_its_numbers if natural else None)
     place = {c: label for label, c in enumerate(classes)}
     files = ['/'.join(p) for p in parts]
     labels = [place[p[0]] for p in parts]
@@ -835,12 +850,15 @@ def _features(root=None, download=False, labels=None, name=None) -> ImageSet:
         raise ValueError(f'{path}: an array called labels is wanted, '
                          f'{", ".join(sorted(arrays))} was given')
     values = _label_values(path, arrays['labels'])
+    vectors = _Vectors(arrays[names[0]])
+    if len(values) != len(vectors):
+        raise ValueError(f'{path}: one label for each of the {len(vectors):,} vectors is wanted, '
+                         f'{len(values):,} was given')
     numbers, classes = _numbered(path, values)
     if len(classes) < 2:
         raise ValueError(f'{path}: at least two classes are wanted, {len(classes)} was given')
     known = {key: arrays.get(key) for key in ('split', 'camera')}
     known = {key: None if values is None else np.asarray(values) for key, values in known.items()}
-    vectors = _Vectors(arrays[names[0]])
     return ImageSet(vectors, numbers, classes, **known, name=name or path.stem)
 
 # %% ../nbs/30_data.ipynb #56a8ecae

@@ -865,6 +865,10 @@ def test_archives_in_one_folder_and_with_clutter(tmp_path):
         entries(tmp_path/'none.zip'),
     ):
         refused(lambda: load_data(bad))
+    for prefix in ('', 'all/'):
+        for empty in (('c/', ''), ('c/notes.txt', 'x')):
+            inside = [(f'{prefix}{n}', content) for n, content in (*good, empty)]
+            refused(lambda: load_data(entries(tmp_path/'empty.zip', *inside)), f'{prefix}c holds')
 
 
 def test_stand_ins(tmp_path):
@@ -971,6 +975,52 @@ def test_folders(tmp_path, tree, fault):
         assert images is None or images.skipped == (str(files[0]),)
     else:
         refused(lambda: load_data(root), '~none' if fault == 'empty class' else 'two classes')
+
+
+archive_faults = st.sampled_from(
+    ['none', 'clutter', 'empty class', 'one class', 'broken', 'outside', 'twice', 'cut']
+)
+
+
+@quick
+@given(tree=trees, fault=archive_faults, top=st.sampled_from(['', 'all/']), folders=st.booleans())
+def test_archives(tmp_path, tree, fault, top, folders):
+    root = fresh(tmp_path)
+    name_of = {10 + k: c for k, c in enumerate(sorted(tree))}
+    inside = [(f'{top}{c}/{file}.png', picture(grey)) for grey, c in name_of.items()
+              for file in sorted(tree[c])]
+    wanted = [grey for grey, c in name_of.items() for _ in tree[c]]
+    culprit = 'x.zip'
+    if fault == 'clutter':
+        inside += [(f'{inside[0][0]}.txt', 'x'), ('__MACOSX/q/._1.png', ''), ('.git/1.png', '')]
+    if fault == 'empty class':
+        inside.append((f'{top}~none/', ''))
+        culprit = '~none holds no pictures'
+    if fault == 'one class':
+        inside = inside[:len(tree[name_of[10]])]
+        culprit = 'two classes'
+    if fault == 'broken':
+        inside[0] = inside[0][0], picture(10)[:40]
+        culprit = inside[0][0]
+    if fault == 'outside':
+        inside.append((f'{top}../~.png', picture(99)))
+        culprit = 'leads outside'
+    if fault == 'twice':
+        inside.append((inside[0][0], picture(99)))
+        culprit = 'is there 2 times'
+    if folders:
+        inside = [(f'{top}{c}/', '') for c in tree if fault != 'one class'] + inside
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')             # zipfile's, of a name that is there twice
+        path = entries(root/'x.zip', *inside)
+    if fault == 'cut':
+        path.write_bytes(path.read_bytes()[:-30])
+    if fault in ('none', 'clutter'):
+        images = load_data(path)
+        right(images, name_of)
+        assert sorted(greys(images)) == wanted and images.classes == sorted(tree)
+    else:
+        refused(lambda: load_data(path).images(), culprit)
 
 
 csv_faults = st.sampled_from(
@@ -1129,6 +1179,7 @@ def test_features(tmp_path, ending, kind):
         lambda: load_data(path, labels=[1, 1, 1, 1]),
     ):
         refused(call)
+    refused(lambda: load_data(path, labels=[0, 1]), str(path), '4 vectors', '2 was given')
 
 
 class Trap:

@@ -685,6 +685,8 @@ def check_object(
         if arguments is None or takes(getattr(given, method), arguments):
             return given
     said = f'the class {given.__name__}' if is_class else repr(given)
+    if len(said) > 80 or '\n' in said:
+        said = f'a {type(given).__module__}.{type(given).__name__}'
     raise TypeError(f'{name}: an object with {method}(...) is wanted, as {example}, '
                     f'{said} was given{hint}')
 

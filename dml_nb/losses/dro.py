@@ -18,7 +18,6 @@ __all__ = ['MarginPair', 'BinomialPair', 'ContrastivePair', 'DRO', 'DROTopK', 'D
 
 # %% ../../nbs/17_losses.dro.ipynb #049b8a19
 from copy import copy
-from inspect import signature
 
 import torch
 from torch import Tensor
@@ -185,19 +184,6 @@ def check_sample(sample, uncertainty):
                          f'wanted, {uncertainty!r} was given; take sample=None with it')
     return sample
 
-
-def check_pair_miner(miner):
-    "As `check_miner`; also for objects whose `mine` takes something else than (P, N, pairs)."
-    check_miner(miner)
-    try:
-        miner is None or signature(miner.mine).bind('P', 'N', 'pairs')
-    except TypeError:
-        given = f'{type(miner).__module__}.{type(miner).__name__}'
-        raise TypeError('miner: an object with mine(P, N, pairs) is wanted, as SemiHardPairs(), a '
-                        f'{given} was given; a miner of another library is called by itself, and '
-                        'the indices that it gives are passed to the loss as tuples=') from None
-    return miner
-
 # %% ../../nbs/17_losses.dro.ipynb #dffadc9f
 class DRO(PairLoss):
     "max over p in a set of Σ p_ij l_ij (000, Eq. 1)."
@@ -221,7 +207,7 @@ class DRO(PairLoss):
         self.drop_zero = check_flag('drop_zero', drop_zero)
         self.sample = check_sample(sample, uncertainty)
         self.generator = check_generator(generator)
-        self.miner = check_pair_miner(miner)
+        self.miner = check_miner(miner)
 
     @property
     def passes(self):

@@ -14,7 +14,9 @@ __all__ = ['unit', 'as_labels', 'check_number', 'similarities']
 # %% ../nbs/00_core.ipynb #56e21afb
 import threading
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from numbers import Integral, Real
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -341,6 +343,10 @@ def poisoned_memory():
         yield
     finally:
         Scratch.poisoned = before
+
+# %% ../nbs/00_core.ipynb #a468f7fb
+losses_by_number = WeakValueDictionary()
+next_number = count()
 
 # %% ../nbs/00_core.ipynb #b3ac7fdb
 class Pairs:

@@ -17,9 +17,7 @@ __all__ = ['keep_above', 'keep_below', 'exp_', 'log_sum_exp', 'PairLoss', 'Miner
 
 # %% ../nbs/01_weighting.ipynb #805b582d
 import inspect
-from itertools import count
 from numbers import Real
-from weakref import WeakValueDictionary
 
 import torch
 from fastcore.basics import patch
@@ -28,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from .core import (
     Batch, ListBatch, Pairs, Scratch, as_labels, check_embeddings, check_number, explicit_pairs,
-    full_precision, inf, integer_tensor, plain, product, spans, unit_rows, widen)
+    full_precision, inf, losses_by_number, next_number, product, spans, unit_rows, widen)
 
 # %% ../nbs/01_weighting.ipynb #e345f9cc
 def keep_above(
@@ -72,10 +70,6 @@ def log_sum_exp(
     return top + total.log(), e.div_(total.clamp(min=torch.finfo(x.dtype).tiny))
 
 # %% ../nbs/01_weighting.ipynb #93fddfaa
-_losses_by_number = WeakValueDictionary()   # so that a compiled graph can name a loss
-_next_number = count()
-
-
 def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
     "The arguments of an object's constructor, which it keeps under their own names."
     parameters = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
@@ -117,8 +111,8 @@ class PairLoss(nn.Module):
     def _register(self):
         if torch.compiler.is_compiling():    # a term made in a graph is named by nobody
             return
-        self._number = next(_next_number)
-        _losses_by_number[self._number] = self
+        self._number = next(next_number)
+        losses_by_number[self._number] = self
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -464,7 +458,7 @@ def opaque_weights(
     triplets:list[Tensor], # a, p, n, or nothing
     number:int, # of the loss
 ) -> tuple[Tensor, Tensor]: # value, W (B, R)
-    loss = _losses_by_number[number]
+    loss = losses_by_number[number]
     if labels:
         batch = label_batch(loss, *labels, own)
     else:

@@ -2,35 +2,35 @@
 
 Modules:
 
-- `dml_nb.check`: Value and weights of a loss equal those of its definition, three ways, on every kind of batch.
+- `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.cli`: `dml compare`: losses against each other and against no training, in one line.
-- `dml_nb.clustering`: What an embedding is good for beyond ranking: NMI and its relatives, spectral variance, a linear probe, nearest class means and few-shot accuracy.
+- `dml_nb.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
 - `dml_nb.embedding`: A body that sees, a linear head that places, and files that hold no code
-- `dml_nb.experiment`: A recipe is data; it gives the same result again, after a kill too; several seeds give intervals
+- `dml_nb.experiment`: The same recipe gives the same result, and several seeds give an interval.
 - `dml_nb.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
-- `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, and its correction.
+- `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, as a loss.
 - `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
 - `dml_nb.losses.catalogue`: One entry for each loss: how it is made, what it charges, what it cannot see.
-- `dml_nb.losses.concordance`: How often a stranger is nearer than a friend: a loss, a measure, and bounds that hold.
-- `dml_nb.losses.discrepancy`: Push every class away from all the others at once. With unit vectors the transport plan *is* the weight of each pair.
-- `dml_nb.losses.dro`: Simple pair losses, weighted by the worst distribution that an uncertainty set allows.
+- `dml_nb.losses.concordance`: How often a stranger is nearer than a friend, as a loss and as a measure.
+- `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
+- `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
 - `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes.
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
 - `dml_nb.losses.neighbours`: One positive against all negatives, and all positives against all.
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
-- `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative), counted instead of listed.
-- `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, solved exactly for nine sets of weights.
+- `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
+- `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
-- `dml_nb.plots`: One style, and the few pictures that every page draws: weights, embeddings, neighbours, curves.
+- `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
 - `dml_nb.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
-- `dml_nb.transport`: The cheapest way to move one set of points onto another: a linear program, made smooth, solved in sixteen sweeps, and differentiated without going back through them.
-- `dml_nb.verification`: ROC, AUC, equal error rate, TAR at a given FAR and accuracy in folds, from scores of pairs or from an embedding's pairs in blocks.
+- `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
+- `dml_nb.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""
 
 __version__ = "0.0.1"

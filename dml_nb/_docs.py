@@ -12,8 +12,8 @@ def plain_signatures(cell):
     """Leave out of shown signatures what is no type that was written: the class of a default None,
     and the module that a page is while it runs."""
     for output in getattr(cell, 'outputs', None) or []:
-        data = output.get('data', {})
-        for kind in ('text/markdown', 'text/html', 'text/plain'):
-            if kind in data:
-                text = ''.join(data[kind])
-                data[kind] = text.replace(':NoneType=None', '=None').replace('__main__.', '')
+        shown = output.get('data', output)          # a stream has its text in itself
+        for kind in ('text/markdown', 'text/html', 'text/plain', 'text'):
+            if kind in shown:
+                text = ''.join(shown[kind])
+                shown[kind] = text.replace(':NoneType=None', '=None').replace('__main__.', '')

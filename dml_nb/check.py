@@ -1,4 +1,4 @@
-"""Value and weights of a loss equal those of its definition, three ways, on every kind of batch.
+"""A loss equals its definition three ways, on every kind of batch.
 
 A loss of this book states its derivative by hand, so it must be shown that the derivative is
 that of its value and the value that of the paper. `check_weights` compares a loss with a

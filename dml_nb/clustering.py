@@ -1,5 +1,4 @@
-"""What an embedding is good for beyond ranking: NMI and its relatives, spectral variance,
-a linear probe, nearest class means and few-shot accuracy.
+"""Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 
 A ranking is not all that an embedding is used for. `clustering_scores(z, labels)` asks whether
 k-means finds the classes (NMI, AMI, ARI, pairwise F1), `spectral_variance(z)` how evenly the

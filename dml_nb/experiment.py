@@ -1,10 +1,10 @@
-"""A recipe is data; it gives the same result again, after a kill too; several seeds give intervals
+"""The same recipe gives the same result, and several seeds give an interval.
 
 `run(Recipe(loss='triplet', seed=1))` trains once and gives a dictionary of numbers: where pixels
 and the untrained network stood, the curve, where training ended, how long it took.
 `run_all(comparison_recipes(images, losses), images, folder)` makes many runs, keeps each as a
-small JSON file, takes up finished ones after a kill, and gives rows, means and Student-t intervals
-over seeds.
+small JSON file, takes up finished ones after a kill, and gives rows, means and Student-t
+intervals over seeds.
 
 Docs: https://dml-nb.github.io/dml_nb/experiment.html.md"""
 

@@ -1,4 +1,4 @@
-"""One style, and the few pictures that every page draws: weights, embeddings, neighbours, curves.
+"""One style, and the few pictures that every page draws.
 
 The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes
 apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one,

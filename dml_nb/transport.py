@@ -1,9 +1,13 @@
-"""The cheapest way to move one set of points onto another: a linear program, made smooth, solved in sixteen sweeps, and differentiated without going back through them.
+"""The cheapest way to move one set of points onto another, made smooth.
 
-How far apart are two sets of points? Optimal transport answers with the cheapest way to move the one onto the other; a kernel answers with the distance of two means. This module has both: `sinkhorn` solves one transport
-problem or a batch of them, weighted and ragged, in the log domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` measure two sets of points.
-The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper; 002 in this book).
-After this page you can derive the Sinkhorn iteration, say why it fails at ε = 0.0025 when it is run literally, and replace its last hundred thousand sweeps by a few.
+How far apart are two sets of points? Optimal transport answers with the cheapest way to move the
+one onto the other; a kernel answers with the distance of two means. This module has both:
+`sinkhorn` solves one transport problem or a batch of them, weighted and ragged, in the log
+domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` measure two sets of
+points. The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L.
+Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper;
+002 in this book). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
+0.0025 when it is run literally, and replace its last hundred thousand sweeps by a few.
 
 Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
 

@@ -1,5 +1,4 @@
-"""ROC, AUC, equal error rate, TAR at a given FAR and accuracy in folds, from scores of pairs or
-from an embedding's pairs in blocks.
+"""Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 
 Verification asks of two images whether they show the same class: it accepts a pair if its score
 is at least a threshold. `verify(z, labels)` scores all pairs of an embedding by cosine, and

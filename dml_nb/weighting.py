@@ -677,20 +677,36 @@ def check_object(
     method:str, # what it must have
     example:str, # how one would be written
     hint:str='', # what else to do
+    arguments:int=None, # how many the method takes
 ): # `given`
     "Raise TypeError unless an object (not its class) with that method was given."
-    if not isinstance(given, type) and callable(getattr(given, method, None)):
-        return given
+    is_class = isinstance(given, type)
+    if not is_class and callable(getattr(given, method, None)):
+        if arguments is None or takes(getattr(given, method), arguments):
+            return given
+    said = f'the class {given.__name__}' if is_class else repr(given)
+    if len(said) > 80 or '\n' in said:
+        said = f'a {type(given).__module__}.{type(given).__name__}'
     raise TypeError(f'{name}: an object with {method}(...) is wanted, as {example}, '
-                    f'{given!r} was given{hint}')
+                    f'{said} was given{hint}')
+
+
+def takes(method, arguments:int) -> bool:
+    "Whether a method can be called with so many arguments."
+    try:
+        inspect.signature(method).bind(*range(arguments))
+    except TypeError:
+        return False
+    return True
 
 
 def check_miner(miner):
-    "Raise TypeError for what cannot mine; None is no miner."
+    "Raise TypeError for what cannot mine as `mine(P, N, pairs)`; None is no miner."
+    if miner is None:
+        return None
     hint = ("; a miner of another library is called by itself, and the indices that it gives are "
             "passed to the loss as tuples=")
-    return miner if miner is None else check_object('miner', miner, 'mine',
-                                                    'MultiSimilarityMiner()', hint)
+    return check_object('miner', miner, 'mine', 'MultiSimilarityMiner()', hint, arguments=3)
 
 
 def check_generator(generator):

@@ -1,11 +1,11 @@
-"""Who selects triplets also selects images: the shift between the two, and its correction.
+"""Who selects triplets also selects images: the shift between the two, as a loss.
 
 A selection of triplets shows some images of a class often and others never, so the loss is
 trained on other data than the batch. The adapted triplet loss adds the distance between the
 class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
 Selection Bias for Triplet Loss*, ECCV 2018 (paper 003). Here that term, `SelectionBias`, takes
-any selection or miner of the package, which the paper leaves to future work. After this page
-you can measure how far a selection is from its batch, correct it or see that there is little to
+any selection or miner of the package, which the paper leaves to future work. After this page you
+can measure how far a selection is from its batch, correct it or see that there is little to
 correct, estimate the class ratio of unlabelled images, and classify by the nearest class mean.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.adapted.html.md"""

@@ -1,4 +1,4 @@
-"""How often a stranger is nearer than a friend: a loss, a measure, and bounds that hold.
+"""How often a stranger is nearer than a friend, as a loss and as a measure.
 
 A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
 The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;

@@ -1,4 +1,4 @@
-"""A hinge on every (anchor, positive, negative), counted instead of listed.
+"""A hinge on every (anchor, positive, negative) by counting, not by listing.
 
 A triplet compares two pairs that share an anchor: the positive should be more similar to the
 anchor than the negative is, by a margin. This module sums that hinge over *all* triplets of a

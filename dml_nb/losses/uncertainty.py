@@ -1,4 +1,4 @@
-"""The worst weighted mean of a list of losses, solved exactly for nine sets of weights.
+"""The worst weighted mean of some losses, exactly, for nine sets of weights.
 
 A mean of losses can be replaced by the largest *weighted* mean that a set of weights allows. A
 small set stays near the mean; a large one looks at the hardest losses only. This page solves

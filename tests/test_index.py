@@ -317,6 +317,16 @@ def test_squares_neither_overflow_nor_vanish(size):
     assert torch.allclose(index.vectors(), torch.tensor([[.6, .8], [1., 0.]]))
 
 
+def test_rounding_takes_no_similarity_beyond_1():
+    z = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+    index = EmbeddingIndex(3)
+    index.add(z)
+    x = index.vectors()
+    assert (x.double().square().sum(1).float() > 1).any()       # rows a little too long
+    assert index.search(z, 1)[0].max() == 1
+    assert index.search(-z, 500)[0].min() == -1
+
+
 def test_metadata_is_a_copy():
     index, value = EmbeddingIndex(2), {'tags': ['one']}
     index.add(torch.eye(2), metadata=[value, None])

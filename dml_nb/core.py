@@ -434,7 +434,7 @@ class ListPairs(Pairs):
         last = batch.columns - 1
         place = torch.arange(max(1, max(batch.widths[lo:hi])), device=start.device)
         inside = place.minimum((width - 1).clamp(min=0))
-        self.same = batch.order[(start + inside).clamp(max=last)]      # (b, w) its class, itself too
+        self.same = batch.order[(start + inside).clamp(max=last)]      # (b, w) its class, itself
         self.classless = width == 0                                    # (b, 1) none of its class
         self.some_classless = min(batch.widths[lo:hi]) == 0
         counts = batch.counts[lo:hi]

@@ -163,26 +163,28 @@ def evaluating(
 def body_output(
     body:nn.Module,
     channels:int, # of the pictures
-    size:int, # their side
+    size:int, # their side; None: vectors of `channels` numbers
 ) -> tuple: # the shape of its output for one picture
-    "Try a body on one black picture and leave no trace."
+    "Try a body on one black picture, or on a vector of zeros, and leave no trace."
+    shape = (channels,) if size is None else (channels, size, size)
     device = next((p.device for p in body.parameters()), 'cpu')
     with evaluating(body):
-        return tuple(body(torch.zeros(1, channels, size, size, device=device)).shape)
+        return tuple(body(torch.zeros(1, *shape, device=device)).shape)
 
 # %% ../nbs/50_embedding.ipynb #1094cfe0
 def create_embedder(
     arch='small_convnet', # a name, a function `channels -> nn.Module`, or an `nn.Module`
     dim:int=512, # of the embeddings
-    channels:int=3, # of the pictures
-    size:int=64, # side of a picture that the body can take; used once, to count its features
+    channels:int=3, # of the pictures, or numbers of a vector
+    size:int=64, # side of a picture that the body can take, to count its features; None: vectors
     seed:int=None, # of the initial weights; None: torch's global generator goes on
 ) -> Embedder:
     """An `Embedder` with fresh weights; the global random state is left alone if a seed is given.
 
     Raises `ValueError` for an unknown name, a bad number, or a body that gives no features, and
     `TypeError` for a function that gives no module."""
-    for name, number in (('dim', dim), ('channels', channels), ('size', size)):
+    sides = [] if size is None else [('size', size)]
+    for name, number in (('dim', dim), ('channels', channels), *sides):
         check_number(name, number, lo=1, integer=True)
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:

@@ -259,8 +259,9 @@ def metric_learner(
     if isinstance(arch, Embedder):
         model = arch
     else:
-        channels, *sides = picture.shape
-        model = create_embedder(arch, dim, channels, size=min(sides), seed=seed)
+        channels, *sides = picture.shape                        # no sides: vectors
+        size = min(sides) if sides else None
+        model = create_embedder(arch, dim, channels, size=size, seed=seed)
     loss_func = MultiSimilarity() if loss_func is None else loss_func
     splitter = kwargs.pop('splitter', _embedder_groups)
     cbs = [RetrievalMetrics(), StopOnNaN(), *cbs]

@@ -39,7 +39,8 @@ PALETTE = [BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, INK]
 MARKERS = 'osD^vPX<>p'
 DASHES = ['-', '--', '-.', ':']
 # pulls together, nothing, pushes apart
-WEIGHTS = LinearSegmentedColormap.from_list('weights', [BLUE, '#A9CBE3', '#FFFFFF', '#F3BE99', VERMILLION])
+SHADES = [BLUE, '#A9CBE3', '#FFFFFF', '#F3BE99', VERMILLION]
+WEIGHTS = LinearSegmentedColormap.from_list('weights', SHADES)
 STYLE = {
     'figure.facecolor': 'white', 'figure.dpi': 100, 'figure.figsize': (5, 3.4),
     'figure.constrained_layout.use': True, 'savefig.facecolor': 'white', 'savefig.dpi': 100,

@@ -129,7 +129,8 @@ class PairLoss(nn.Module):
     def survey(self, S, pairs, accumulator):
         "Fold a block into what this pass has gathered so far, None at its first block."
         name = type(self).__name__
-        raise TypeError(f'{name} has surveys = {self.surveys}, and no survey(S, pairs, accumulator)')
+        raise TypeError(f'{name} has surveys = {self.surveys}, '
+                        'and no survey(S, pairs, accumulator)')
 
     def conclude(self, accumulator, statistics):
         "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."

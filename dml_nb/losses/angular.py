@@ -37,7 +37,7 @@ def angular_classes(
     "What whole classes add to the angular loss and to its derivatives (002, Eq. 3)."
     top = N.amax(2, keepdim=True)                               # (k, m, 1)
     top = top.masked_fill(top == -inf, 0.)
-    E = exp_(N.sub_(top).mul_(4 * t))                           # (k, m, R), 0 where there is no pair
+    E = exp_(N.sub_(top).mul_(4 * t))                           # (k, m, R), 0 where no pair is
     A = E @ E.mT                                                # (k, m, m)
     log_Z = A.log() + 4 * t * (top + top.mT) - 2 * (1 + t) * own
     log_Z.diagonal(dim1=1, dim2=2).fill_(-inf)

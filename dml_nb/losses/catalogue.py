@@ -20,7 +20,8 @@ from .adapted import AdaptedTriplet, SelectionBias
 from .angular import Angular, AngularNPairs
 from .concordance import CIT
 from .discrepancy import DCDL, ClassDiscrepancy
-from .dro import DRO, DROKL, ChiSquareBall, DROKLGrouped, DROTopK, DROTopKPN, MarginPair
+from .dro import (
+    DRO, DROKL, ChiSquareBall, DROKLGrouped, DROTopK, DROTopKPN, MarginPair)
 from .histogram import Histogram
 from .lifted import LiftedStructure, LiftedStructureStar
 from .multisimilarity import MultiSimilarity

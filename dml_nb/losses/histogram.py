@@ -36,7 +36,7 @@ def cells(
     middle = x.new_full((), (nodes + 1) / 2)
     place = torch.add(middle, x, alpha=(nodes - 1) / 2, out=x)              # from 1 to R
     place = place.clamp_(1, nodes).mul_(present)
-    cell = index.copy_(place).clamp_(0, nodes - 1)   # S = 1: the last cell; NaN must not point outside
+    cell = index.copy_(place).clamp_(0, nodes - 1)   # S = 1: the last cell; NaN stays inside
     return cell, place, present
 
 # %% ../../nbs/11_losses.histogram.ipynb #f393c2df

@@ -39,7 +39,7 @@ class NPairs(PairLoss):
         has_negative = pairs.batch.n_neg > 0
         n = (pairs.batch.n_pos * has_negative).sum().clamp(min=1)   # ordered pairs that count
         against, softmax = log_sum_exp(N.mul_(self.scale))          # (b, 1), (b, R)
-        x = against - P.mul_(self.scale)                            # (b, c), -inf: a side is missing
+        x = against - P.mul_(self.scale)                            # (b, c), -inf: a side missing
         r = x.sigmoid().mul_(self.scale).div_(n)                    # (b, c) a negative wins
         value = softplus(x, threshold=30).double().sum() / n
         return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
@@ -61,7 +61,7 @@ class NCA(PairLoss):
         P = P.masked_fill(P == inf, -inf)                           # absent ones weigh nothing
         right, softmax_pos = log_sum_exp(P.mul_(self.scale))        # (b, 1), (b, c)
         wrong, softmax_neg = log_sum_exp(N.mul_(self.scale))        # (b, 1), (b, R)
-        x = (wrong - right).masked_fill(right == -inf, -inf)        # (b, 1), -inf: a side is missing
+        x = (wrong - right).masked_fill(right == -inf, -inf)        # (b, 1), -inf: a side missing
         r = x.sigmoid().mul_(self.scale)                            # (b, 1) a wrong neighbour
         value = softplus(x, threshold=30).double().sum()
         return value, pairs.weights(softmax_pos.mul_(-r), softmax_neg.mul_(r))

@@ -450,6 +450,21 @@ def check_operands(
     return z, ref, batch
 
 # %% ../nbs/01_weighting.ipynb #042640ad
+@patch
+def _answer(
+    self:PairLoss,
+    S:Tensor, # (B, R)
+    own:Tensor, # (B,)
+    labels:list, masks:list, triplets:list, # as `opaque_weights` takes them
+) -> tuple: # value, W (B, R)
+    "What a graph asks of the loss while it runs."
+    if labels:
+        batch = label_batch(self, *labels, own)
+    else:
+        batch = Batch(None, None, own, masks, tuple(triplets) or None)
+    return weigh(self, S, batch)
+
+
 @torch.library.custom_op('dml_nb::value_and_weights', mutates_args=())
 def opaque_weights(
     S:Tensor, # (B, R)
@@ -459,12 +474,7 @@ def opaque_weights(
     triplets:list[Tensor], # a, p, n, or nothing
     number:int, # of the loss
 ) -> tuple[Tensor, Tensor]: # value, W (B, R)
-    loss = losses_by_number[number]
-    if labels:
-        batch = label_batch(loss, *labels, own)
-    else:
-        batch = Batch(None, None, own, masks, tuple(triplets) or None)
-    return weigh(loss, S, batch)
+    return losses_by_number[number]._answer(S, own, labels, masks, triplets)
 
 
 @opaque_weights.register_fake

@@ -158,7 +158,7 @@ def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
 
 
 mistakes = {
-    'loss': (['--losses', 'tripet'], 'multi_similarity, triplet, contrastive', 'tripet was given'),
+    'loss': (['--losses', 'tripet'], 'names among contrastive, binomial', 'tripet was given'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
 }

@@ -319,6 +319,15 @@ def _ranked(
     return np.take_along_axis(sims, order, 1), np.take_along_axis(ids, order, 1)
 
 # %% ../nbs/43_embedding_index.ipynb #0f29d2ed
+def _faiss_method(
+    searcher, # a faiss index
+    name:str, # `search` or `range_search`
+):
+    "faiss' own method, which takes parameters"
+    # `faiss.contrib.torch_utils`, once anybody imports it, replaces these methods of every index
+    # by some that take no parameters, and keeps faiss' own under another name
+    return getattr(searcher, f'{name}_numpy', None) or getattr(searcher, name)
+
 @patch
 def _proposed(
     self:EmbeddingIndex,
@@ -328,7 +337,8 @@ def _proposed(
 ) -> tuple: # (Q, count) approximate similarities and rows of the index
     "What faiss finds, on a GPU where it has one and nothing is filtered."
     if allowed is not None:
-        return self._rows.search(x, count, params=faiss.SearchParameters(sel=allowed))
+        params = faiss.SearchParameters(sel=allowed)
+        return _faiss_method(self._rows, 'search')(x, count, params=params)
     if count > 2048 or not faiss.get_num_gpus():               # 2048: the most on a GPU
         return self._rows.search(x, count)
     if 'gpu' not in self._copies:
@@ -355,11 +365,12 @@ def _exact(
     sims, ids = self._ranked(x, places, own, k)
     if count == available:
         return sims, ids
+    range_search = _faiss_method(self._rows, 'range_search')
     slack = (self.dim + 8) * 2.**-24                           # rounding of a sum, at most
     for q in np.flatnonzero(~(sims[:, -1] > near[:, -1] + slack)):
         radius = float(sims[q, -1]) - 2 * slack
         params = faiss.SearchParameters(sel=selector) if selector else None
-        _, _, within = self._rows.range_search(x[q:q + 1], radius, params=params)
+        _, _, within = range_search(x[q:q + 1], radius, params=params)
         best = self._ranked(x[q:q + 1], within[None], own[q:q + 1], k)
         sims[q], ids[q] = best[0][0], best[1][0]
     return sims, ids
@@ -516,7 +527,7 @@ class _Approximation:
             params = faiss.SearchParametersHNSW(efSearch=max(count, effort))
         else:
             params = faiss.SearchParametersIVF(nprobe=min(max(1, effort // 4), self.searcher.nlist))
-        entries = self.searcher.search(_padded(x), count, params=params)[1]
+        entries = _faiss_method(self.searcher, 'search')(_padded(x), count, params=params)[1]
         if self.owner_array is None:
             self.owner_array = np.array(self.owners)
         return np.where(entries < 0, -1, self.owner_array[entries])

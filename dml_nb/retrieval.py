@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 from .core import as_labels, check_embeddings, check_number, full_precision, product, unit
@@ -413,18 +414,24 @@ def count_reaching(
     return torch.stack([torch.ge(X, one[:, None], out=hit).sum(1) for one in t]).int()
 
 # %% ../nbs/40_retrieval.ipynb #61adec82
-def first_largest(
+def copied(
     X:Tensor, # (b, n), perhaps a transposed view
     i:Tensor, # (k,) rows
-) -> Tensor: # (k,)
-    "Where the largest entry of some rows is, the first of several"
+) -> Tensor: # (k, n)
+    "Some rows, each in one piece"
     # what lies together in memory is copied together
-    rows = X.index_select(0, i) if X.is_contiguous() else X.T.index_select(1, i).T.contiguous()
-    if not X.is_cuda:
-        return torch.from_numpy(rows.numpy().argmax(1))     # NumPy's is the fastest, and the first
-    column = torch.arange(X.shape[1], device=X.device)
-    return torch.where(rows == rows.amax(1, keepdim=True), column, X.shape[1]).amin(1)
+    return X.index_select(0, i) if X.is_contiguous() else X.T.index_select(1, i).T.contiguous()
 
+def first_largest(
+    rows:Tensor, # (k, n)
+) -> Tensor: # (k,)
+    "Where the largest entry of each row is, the first of several"
+    if not rows.is_cuda:
+        return torch.from_numpy(rows.numpy().argmax(1))     # NumPy's is the fastest, and the first
+    column = torch.arange(rows.shape[1], device=rows.device)
+    return torch.where(rows == rows.amax(1, keepdim=True), column, rows.shape[1]).amin(1)
+
+# %% ../nbs/40_retrieval.ipynb #42d73c18
 class Tally:
     "What is counted for the queries: wrong items that reach each threshold, and the nearest one"
     def __init__(
@@ -432,6 +439,7 @@ class Tally:
         t:Tensor, # (q, m) thresholds
     ):
         self.t = t.T.contiguous()                                               # (m, q)
+        self.lowest = self.t.amin(0)                                            # (q,)
         self.wrong = torch.zeros_like(self.t, dtype=torch.int32)                # (m, q)
         self.best = self.t[0].clone()                                           # (q,)
         self.nearest = torch.full((len(t),), -1, device=t.device)               # (q,)
@@ -445,13 +453,21 @@ class Tally:
         items:Tensor, # (n,) which gallery items they are, ascending
     ):
         "Counts the wrong items of one block"
-        wrong = count_reaching(X, self.t[:, queries], hit)
-        best = X.amax(1)
+        best, t = X.amax(1), self.t[:, queries]
+        reached = (best >= self.lowest[queries]).nonzero()[:, 0]    # nothing counts in other rows
+        if not len(reached):
+            return
+        if 4 * len(reached) < len(X):
+            counted = reached + queries.start
+            wrong = count_reaching(copied(X, reached), t[:, reached])
+        else:                                                       # copying would cost more
+            counted = queries
+            wrong = count_reaching(X, t, hit)
         i = (best >= self.best[queries]).nonzero()[:, 0]
-        best, nearest = best[i], items[first_largest(X, i)]
+        best, nearest = best[i], items[first_largest(copied(X, i))]
         i = i + queries.start
         with self.lock:
-            self.wrong[:, queries] += wrong
+            self.wrong[:, counted] += wrong
             before, known = self.best[i], self.nearest[i]
             closer = (best > before) | (best == before) & ((known < 0) | (nearest < known))
             self.best[i[closer]] = best[closer]
@@ -464,10 +480,7 @@ class Tally:
         "Ranks of the right items, eq. (1)"
         return as_ranks(self.t[:, queries].T, self.wrong[:, queries].T)
 
-# %% ../nbs/40_retrieval.ipynb #42d73c18
-# Unit rows, codes and numbers of some items, and the place of the first among the queries
-Part = namedtuple('Part', 'x y items first')
-
+# %% ../nbs/40_retrieval.ipynb #5a6b61d4
 def tiles(
     height:int, # queries
     width:int, # gallery items
@@ -481,6 +494,7 @@ def tiles(
             start = max(left, top) if above else left
             yield slice(top, min(top + shape[0], height)), slice(start, right)
 
+# %% ../nbs/40_retrieval.ipynb #b41bf88b
 def same_class(
     y:Tensor, # (b,) codes
     ranked:Tensor, # (n,) sorted codes
@@ -493,6 +507,10 @@ def same_class(
     within = torch.arange(len(i)) - (count.cumsum(0) - count)[i]
     return i, order[first[i] + within]
 
+# %% ../nbs/40_retrieval.ipynb #ea5e4727
+# Unit rows, codes and numbers of some items, and the place of the first among the queries
+Part = namedtuple('Part', 'x y items first')
+
 def compare(
     tally:Tally,
     queries:Part,
@@ -504,7 +522,7 @@ def compare(
     "Adds one part of the gallery to the tally of some queries"
     few = len(tally.t) <= FEW
     if shape is None:
-        shape = (512, 1024) if few else (128, 16384)
+        shape = (768, 1536) if few else (128, 16384)
         shape = (4096, 8192) if queries.x.is_cuda else shape
     above = both and gallery.first == queries.first
     sorted_codes = {}
@@ -537,7 +555,17 @@ def compare(
 
     workers.each(one, tiles(len(queries.x), len(gallery.x), shape, above))
 
-# %% ../nbs/40_retrieval.ipynb #b41bf88b
+# %% ../nbs/40_retrieval.ipynb #e4ef5a3e
+def finished(
+    tally:Tally,
+    rows:Tensor, # (q,) which rows its queries are
+):
+    "Yields (rows, (b, m) ranks, (b,) nearest wrong items) in blocks"
+    step = max(1, 2**18 // len(tally.t))
+    for lo in range(0, len(rows), step):
+        block = slice(lo, min(lo + step, len(rows)))
+        yield rows[block], tally.ranks(block), tally.nearest[block]
+
 def ranks_among(
     x:Rows,
     classes:Classes,
@@ -566,6 +594,7 @@ def ranks_among(
             compare(tally, queries, part_of(other), workers, True, shape)
     yield from finished(tally, rows)
 
+# %% ../nbs/40_retrieval.ipynb #d93f685b
 def ranks_against(
     queries:Rows,
     gallery:Rows,
@@ -585,16 +614,6 @@ def ranks_against(
             compare(tally, part, Part(g, classes.gy[some], some.to(g.device), None), workers,
                     shape=shape)
         yield from finished(tally, rows)
-
-def finished(
-    tally:Tally,
-    rows:Tensor, # (q,) which rows its queries are
-):
-    "Yields (rows, (b, m) ranks, (b,) nearest wrong items) in blocks"
-    step = max(1, 2**18 // len(tally.t))
-    for lo in range(0, len(rows), step):
-        block = slice(lo, min(lo + step, len(rows)))
-        yield rows[block], tally.ranks(block), tally.nearest[block]
 
 def all_ranks(
     queries:Rows,
@@ -631,6 +650,86 @@ def measures(
     found['minp'] = (R / r.gather(1, R - 1))[:, 0]
     return found
 
+# %% ../nbs/40_retrieval.ipynb #cbd1dd01
+class RetrievalReport(dict):
+    """Means and counts by name.
+    `per_query` maps each measure to (B,) float64 values in the order of the queries, NaN where the
+    query is in no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong item of
+    each confused query (see `confusions`), -1 for the others."""
+    def __init__(self, means, per_query, labels=None, gallery_labels=None, nearest_wrong=None):
+        super().__init__(means)
+        self.per_query = per_query
+        self.labels, self.gallery_labels = labels, gallery_labels
+        self.nearest_wrong = nearest_wrong
+
+    def measure(
+        self,
+        key:str, # a measure, as 'map@r'
+    ) -> Tensor: # (B,) float64
+        "The values of one measure; raises KeyError, listing the measures, for an unknown one"
+        if key not in self.per_query:
+            known = ', '.join(self.per_query)
+            raise KeyError(f'key: a measure of this report is wanted ({known}), {key!r} was given')
+        return self.per_query[key]
+
+    def __repr__(self):
+        return '\n'.join(f'{key:<14} {text:>10}' for key, text in self._texts())
+
+    def _repr_html_(self):
+        rows = ''.join(f'<tr><td>{key}</td><td>{text}</td></tr>' for key, text in self._texts())
+        return f'<table><tr><th>measure</th><th>value</th></tr>{rows}</table>'
+
+    def _texts(self):
+        return [(key, f'{value:,}' if isinstance(value, int) else f'{value:.4f}')
+                for key, value in self.items()]
+
+# %% ../nbs/40_retrieval.ipynb #952e4cb5
+def check_resampling(
+    level, # probability covered
+    draws, # resamples
+):
+    "Raises ValueError for a level outside (0, 1) or fewer than one draw"
+    check_number('level', level, above=0, below=1)
+    check_number('draws', draws, lo=1, integer=True)
+
+def middle(
+    means:Tensor, # (draws,)
+    level:float, # probability covered
+) -> tuple: # (low, high)
+    "The middle `level` of the values"
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype)
+    return tuple(torch.quantile(means, ends).tolist())
+
+def resampled_means(
+    values:Tensor, # (n,)
+    draws:int, # resamples
+    generator:torch.Generator,
+) -> Tensor: # (draws,)
+    "Means of n values drawn with replacement"
+    n = len(values)
+    return torch.stack([values[torch.randint(n, (n,), generator=generator)].mean()
+                        for _ in range(draws)])
+
+# %% ../nbs/40_retrieval.ipynb #04f33016
+@patch
+def interval(
+    self:RetrievalReport,
+    key:str, # a measure, as 'map@r'
+    level:float=.95, # probability covered
+    draws:int=1000, # bootstrap samples
+    seed:int=0, # of the draws
+) -> tuple: # (low, high)
+    """Percentile bootstrap interval of a mean over queries.
+    Raises KeyError for an unknown measure, ValueError if no query counts or for a level outside
+    (0, 1)."""
+    check_resampling(level, draws)
+    values = self.measure(key)
+    values = values[~values.isnan()]
+    if not len(values):
+        raise ValueError(f'{key}: at least one query with a value is wanted, 0 were given')
+    means = resampled_means(values, draws, torch.Generator().manual_seed(seed))
+    return middle(means, level)
+
 # %% ../nbs/40_retrieval.ipynb #5fe50e89
 class ReportTable(list):
     "Rows as dictionaries of one set of keys, which `pandas.DataFrame` takes too, shown as a table"
@@ -661,130 +760,6 @@ class ReportTable(list):
                        for line in rows)
         return f'<table><tr>{head}</tr>{rows}</table>{self.more()}'
 
-# %% ../nbs/40_retrieval.ipynb #952e4cb5
-def check_resampling(
-    level, # probability covered
-    draws, # resamples
-):
-    "Raises ValueError for a level outside (0, 1) or fewer than one draw"
-    check_number('level', level, above=0, below=1)
-    check_number('draws', draws, lo=1, integer=True)
-
-def middle(
-    means:Tensor, # (draws,)
-    level:float, # probability covered
-) -> tuple: # (low, high)
-    "The middle `level` of the values"
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=means.dtype)
-    return tuple(torch.quantile(means, ends).tolist())
-
-def resampled_means(
-    values:Tensor, # (n,)
-    draws:int, # resamples
-    generator:torch.Generator,
-) -> Tensor: # (draws,)
-    "Means of n values drawn with replacement"
-    n = len(values)
-    return torch.stack([values[torch.randint(n, (n,), generator=generator)].mean()
-                        for _ in range(draws)])
-
-# %% ../nbs/40_retrieval.ipynb #04f33016
-class RetrievalReport(dict):
-    """Means and counts by name.
-    `per_query` maps each measure to (B,) float64 values in the order of the queries, NaN where the
-    query is in no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong item of
-    each confused query (see `confusions`), -1 for the others."""
-    def __init__(self, means, per_query, labels=None, gallery_labels=None, nearest_wrong=None):
-        super().__init__(means)
-        self.per_query = per_query
-        self.labels, self.gallery_labels = labels, gallery_labels
-        self.nearest_wrong = nearest_wrong
-
-    def measure(
-        self,
-        key:str, # a measure, as 'map@r'
-    ) -> Tensor: # (B,) float64
-        "The values of one measure; raises KeyError, listing the measures, for an unknown one"
-        if key not in self.per_query:
-            known = ', '.join(self.per_query)
-            raise KeyError(f'key: a measure of this report is wanted ({known}), {key!r} was given')
-        return self.per_query[key]
-
-    def interval(
-        self,
-        key:str, # a measure, as 'map@r'
-        level:float=.95, # probability covered
-        draws:int=1000, # bootstrap samples
-        seed:int=0, # of the draws
-    ) -> tuple: # (low, high)
-        """Percentile bootstrap interval of a mean over queries.
-        Raises KeyError for an unknown measure, ValueError if no query counts or for a level outside
-        (0, 1)."""
-        check_resampling(level, draws)
-        values = self.measure(key)
-        values = values[~values.isnan()]
-        if not len(values):
-            raise ValueError(f'{key}: at least one query with a value is wanted, 0 were given')
-        means = resampled_means(values, draws, torch.Generator().manual_seed(seed))
-        return middle(means, level)
-
-    def per_class(
-        self,
-        by:str=None, # a measure to sort by, the worst class first; default the order of the labels
-    ) -> ReportTable: # class, queries, unmatched, and every measure
-        """The means over the queries of each class, NaN where a class has none that counts.
-        `queries` counts all labelled queries, `unmatched` those without a right item."""
-        classes, code = distinct(self.labels)
-        queries = torch.bincount(code[code >= 0], minlength=len(classes))
-        lone = torch.isnan(self.per_query['mrr']) | (self.per_query['mrr'] == 0)
-        unmatched = torch.bincount(code[(code >= 0) & lone], minlength=len(classes))
-        means = {}
-        for key, values in self.per_query.items():
-            counts = (code >= 0) & ~values.isnan()
-            total = torch.bincount(code[counts], values[counts], minlength=len(classes))
-            means[key] = total / torch.bincount(code[counts], minlength=len(classes))
-        table = ReportTable(
-            {'class': label, 'queries': int(queries[k]), 'unmatched': int(unmatched[k])}
-            | {key: float(values[k]) for key, values in means.items()}
-            for k, label in enumerate(classes))
-        if by is not None:
-            self.measure(by)
-            table.sort(key=lambda row: (np.isnan(row[by]), row[by]))
-        return table
-
-    def confusions(
-        self,
-        top:int=20, # at most so many pairs of classes
-    ) -> ReportTable: # class, taken_for, queries, share
-        """Which class is taken for which, the most frequent first, equals in order of the labels.
-        A query counts when a wrong item has its first place (recall@1 is 0, ties included), for the
-        class of the nearest wrong item: of greatest similarity, and of exactly equal ones the first
-        in the gallery. `share` is of all queries of the class that have a right item."""
-        check_number('top', top, lo=1, integer=True)
-        mrr = self.per_query['mrr'].nan_to_num(0.)
-        confused = (mrr > 0) & (mrr < 1)
-        classes, code = distinct(self.labels)
-        others, other = distinct(self.gallery_labels)
-        matched = torch.bincount(code[mrr > 0], minlength=len(classes))
-        pair = code[confused] * len(others) + other[self.nearest_wrong[confused]]
-        pair, count = torch.unique(pair, return_counts=True)
-        order = count.argsort(descending=True, stable=True)[:top]
-        return ReportTable(
-            {'class': classes[p // len(others)], 'taken_for': others[p % len(others)], 'queries': n,
-             'share': n / int(matched[p // len(others)])}
-            for p, n in zip(pair[order].tolist(), count[order].tolist()))
-
-    def __repr__(self):
-        return '\n'.join(f'{key:<14} {text:>10}' for key, text in self._texts())
-
-    def _repr_html_(self):
-        rows = ''.join(f'<tr><td>{key}</td><td>{text}</td></tr>' for key, text in self._texts())
-        return f'<table><tr><th>measure</th><th>value</th></tr>{rows}</table>'
-
-    def _texts(self):
-        return [(key, f'{value:,}' if isinstance(value, int) else f'{value:.4f}')
-                for key, value in self.items()]
-
 # %% ../nbs/40_retrieval.ipynb #2d44a66f
 def distinct(
     ids, # (n,) int64 tensor or (n,) array of strings, from `as_ids`
@@ -797,6 +772,56 @@ def distinct(
         return known.tolist(), torch.searchsorted(known, ids).masked_fill(ids < 0, -1)
     known, code = np.unique(ids, return_inverse=True)
     return known.tolist(), torch.from_numpy(code.astype(np.int64))
+
+# %% ../nbs/40_retrieval.ipynb #fecac3b8
+@patch
+def per_class(
+    self:RetrievalReport,
+    by:str=None, # a measure to sort by, the worst class first; default the order of the labels
+) -> ReportTable: # class, queries, unmatched, and every measure
+    """The means over the queries of each class, NaN where a class has none that counts.
+    `queries` counts all labelled queries, `unmatched` those without a right item."""
+    classes, code = distinct(self.labels)
+    queries = torch.bincount(code[code >= 0], minlength=len(classes))
+    lone = torch.isnan(self.per_query['mrr']) | (self.per_query['mrr'] == 0)
+    unmatched = torch.bincount(code[(code >= 0) & lone], minlength=len(classes))
+    means = {}
+    for key, values in self.per_query.items():
+        counts = (code >= 0) & ~values.isnan()
+        total = torch.bincount(code[counts], values[counts], minlength=len(classes))
+        means[key] = total / torch.bincount(code[counts], minlength=len(classes))
+    table = ReportTable(
+        {'class': label, 'queries': int(queries[k]), 'unmatched': int(unmatched[k])}
+        | {key: float(values[k]) for key, values in means.items()}
+        for k, label in enumerate(classes))
+    if by is not None:
+        self.measure(by)
+        table.sort(key=lambda row: (np.isnan(row[by]), row[by]))
+    return table
+
+# %% ../nbs/40_retrieval.ipynb #5e13470e
+@patch
+def confusions(
+    self:RetrievalReport,
+    top:int=20, # at most so many pairs of classes
+) -> ReportTable: # class, taken_for, queries, share
+    """Which class is taken for which, the most frequent first, equals in order of the labels.
+    A query counts when a wrong item has its first place (recall@1 is 0, ties included), for the
+    class of the nearest wrong item: of greatest similarity, and of exactly equal ones the first
+    in the gallery. `share` is of all queries of the class that have a right item."""
+    check_number('top', top, lo=1, integer=True)
+    mrr = self.per_query['mrr'].nan_to_num(0.)
+    confused = (mrr > 0) & (mrr < 1)
+    classes, code = distinct(self.labels)
+    others, other = distinct(self.gallery_labels)
+    matched = torch.bincount(code[mrr > 0], minlength=len(classes))
+    pair = code[confused] * len(others) + other[self.nearest_wrong[confused]]
+    pair, count = torch.unique(pair, return_counts=True)
+    order = count.argsort(descending=True, stable=True)[:top]
+    return ReportTable(
+        {'class': classes[p // len(others)], 'taken_for': others[p % len(others)], 'queries': n,
+         'share': n / int(matched[p // len(others)])}
+        for p, n in zip(pair[order].tolist(), count[order].tolist()))
 
 # %% ../nbs/40_retrieval.ipynb #2b06b20a
 PairedDifference = namedtuple('PairedDifference', 'difference low high p queries')

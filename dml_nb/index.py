@@ -492,6 +492,7 @@ def _one_thread():
     finally:
         faiss.omp_set_num_threads(threads)
 
+# %% ../nbs/43_embedding_index.ipynb #c121f279
 class _Approximation:
     "A faiss structure that proposes neighbours; its entries have an id or, when dead, −1"
     def __init__(self, kind, searcher, owners, trained):
@@ -616,6 +617,29 @@ def _seal(manifest):
     "The hash of all other facts in index.json, kept there too"
     return _digest(json.dumps(manifest, sort_keys=True, allow_nan=False).encode())
 
+def _read_manifest(folder):
+    "The facts in index.json; raises FileNotFoundError without one, ValueError if it was damaged"
+    file = folder/_MANIFEST
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as e:
+        there = 'a folder without index.json' if folder.is_dir() else 'no folder'
+        raise FileNotFoundError(f'{folder}: a folder from EmbeddingIndex.save is wanted, '
+                                f'{there} was found') from e
+    try:
+        manifest = json.loads(data)
+        whole = manifest.pop('sha256') == _seal(manifest)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise ValueError(f'{file}: the file as it was saved is wanted, '
+                         'a damaged or edited one was found')
+    if manifest.get('format') != _FORMAT:
+        raise ValueError(f'{file}: the format {_FORMAT!r} is wanted, '
+                         f'{manifest.get("format")!r} was found')
+    return manifest
+
+# %% ../nbs/43_embedding_index.ipynb #8ecd4eac
 @contextmanager
 def _lock(folder, shared=False):
     "Nobody else saves to this folder meanwhile; the lock ends with the process at the latest"
@@ -653,29 +677,7 @@ def _write_folder(
             if _OURS.fullmatch(old.name) and old.name not in current:
                 old.unlink(missing_ok=True)
 
-# %% ../nbs/43_embedding_index.ipynb #8ecd4eac
-def _read_manifest(folder):
-    "The facts in index.json; raises FileNotFoundError without one, ValueError if it was damaged"
-    file = folder/_MANIFEST
-    try:
-        data = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as e:
-        there = 'a folder without index.json' if folder.is_dir() else 'no folder'
-        raise FileNotFoundError(f'{folder}: a folder from EmbeddingIndex.save is wanted, '
-                                f'{there} was found') from e
-    try:
-        manifest = json.loads(data)
-        whole = manifest.pop('sha256') == _seal(manifest)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise ValueError(f'{file}: the file as it was saved is wanted, '
-                         'a damaged or edited one was found')
-    if manifest.get('format') != _FORMAT:
-        raise ValueError(f'{file}: the format {_FORMAT!r} is wanted, '
-                         f'{manifest.get("format")!r} was found')
-    return manifest
-
+# %% ../nbs/43_embedding_index.ipynb #ec975a5f
 def _read_contents(folder, manifest):
     "role -> bytes of the files that the manifest names; raises ValueError if one was damaged"
     contents = {}
@@ -776,6 +778,7 @@ def save(
     _write_folder(folder, manifest, contents)
     return folder
 
+# %% ../nbs/43_embedding_index.ipynb #685e528c
 @patch
 def _fill(self:EmbeddingIndex, folder, manifest, contents):
     "Take in what was read; raises ValueError where the parts do not fit each other."

@@ -15,11 +15,14 @@ __all__ = ['read_image', 'ImageArray', 'ImageFiles', 'ImageSet', 'load_data', 's
            'center_crop', 'pad_to_square', 'turn_classes']
 
 # %% ../nbs/30_data.ipynb #b42bf888
-import csv, gzip, hashlib, inspect, json, math, mmap, os, pickle, posixpath, re, shutil, stat
+import csv, gzip, hashlib, inspect, json, math, mmap, os, pickle, posixpath, re, stat
 import tempfile, warnings, zipfile
 from collections import Counter
+from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from io import BytesIO
+from itertools import product
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path, PurePosixPath
 
@@ -33,7 +36,7 @@ from torch import Tensor
 
 from .core import as_labels, check_number
 
-# %% ../nbs/30_data.ipynb #709f1cef
+# %% ../nbs/30_data.ipynb #1a97356a
 def _choice(name, value, choices):
     "`value`, or ValueError if it is none of the choices"
     if value not in choices:
@@ -50,47 +53,72 @@ def _sides(size) -> tuple | None: # (height, width)
         raise ValueError(f'size: one side, or height and width, is wanted, {size!r} was given')
     return tuple(int(check_number('size', side, lo=1, integer=True)) for side in sides)
 
+# %% ../nbs/30_data.ipynb #c87601e8
+@contextmanager
+def _reading(
+    path, # the file that is read within
+    wanted, # such as 'a zip is wanted'
+    fault='it cannot be read', # what to say where anything goes wrong
+):
+    "FileNotFoundError for a file that is not there, ValueError for any other fault"
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f'{path}: {wanted}, there is no such file') from error
+    except Exception as error:
+        raise ValueError(f'{path}: {wanted}, {fault} ({error})') from error
 
+
+def _file(path, kind) -> Path:
+    "The path; FileNotFoundError unless there is a file"
+    path = Path(path or '').expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f'{path}: {kind} is wanted, there is no such file')
+    return path
+
+# %% ../nbs/30_data.ipynb #5bde0c03
+def _in_mode(picture, mode):
+    "A PIL image upright and with 8 bits a channel, in mode 'RGB' or 'L'"
+    if picture.mode in ('I', 'F'):
+        raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
+                         'save it with 8 or 16 bits')
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith('I;16'):
+        grey = (np.asarray(picture) / 257).round().astype(np.uint8)
+        picture = Image.fromarray(grey)
+    if picture.mode == 'P' and 'transparency' in picture.info:
+        picture = picture.convert('RGBA')
+    return picture.convert(mode)
+
+# %% ../nbs/30_data.ipynb #709f1cef
 def _fitted(picture, size, fit):
     "A PIL image brought to (height, width)"
     wanted = size[::-1]
-    if fit == 'squash': return picture.resize(wanted, Image.Resampling.BILINEAR)
-    if fit == 'pad': return ImageOps.pad(picture, wanted, Image.Resampling.BILINEAR)
+    if fit == 'squash':
+        return picture.resize(wanted, Image.Resampling.BILINEAR)
+    if fit == 'pad':
+        return ImageOps.pad(picture, wanted, Image.Resampling.BILINEAR)
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
 
+@contextmanager
 def _opened(file):
-    "A PIL image of a path or of a file in a zip"
-    return Image.open(BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file)
-
-
-def _unreadable(file, error):
-    "What to raise for a picture that could not be read"
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f'{file}: a picture is wanted, there is no such file')
-    return ValueError(f'{file}: a picture is wanted, what was given cannot be read ({error})')
+    "A PIL image of a path or of a file in a zip, which is what has an `archive`"
+    with _reading(file, 'a picture is wanted', 'what was given cannot be read'):
+        content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
+        with Image.open(content) as picture:
+            yield picture
 
 
 def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
     "The pixels of one picture"
-    try:
-        with _opened(file) as picture:
-            if picture.mode in ('I', 'F'):
-                raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
-                                 'save it with 8 or 16 bits')
-            picture = ImageOps.exif_transpose(picture)
-            if picture.mode.startswith('I;16'):
-                grey = (np.asarray(picture) / 257).round().astype(np.uint8)
-                picture = Image.fromarray(grey)
-            if picture.mode == 'P' and 'transparency' in picture.info:
-                picture = picture.convert('RGBA')
-            picture = picture.convert(mode)
-            if size is not None: picture = _fitted(picture, size, fit)
-            x = torch.from_numpy(np.array(picture))
-    except Exception as error: raise _unreadable(file, error) from error
+    with _opened(file) as picture:
+        picture = _in_mode(picture, mode)
+        if size is not None: picture = _fitted(picture, size, fit)
+        x = torch.from_numpy(np.array(picture))
     return (x[None] if x.ndim == 2 else x.permute(2, 0, 1)).contiguous()
 
-# %% ../nbs/30_data.ipynb #ad7b49ad
+
 def read_image(
     path, # one picture file
     size=None, # side in pixels, or (height, width); None: as it is
@@ -105,27 +133,7 @@ def read_image(
     _choice('fit', fit, ('cut', 'squash', 'pad'))
     return _decode(path, _sides(size), mode, fit) / 255
 
-
-def _upright_sides(file) -> tuple: # width and height once upright
-    "The size of a picture, from its header"
-    try:
-        with _opened(file) as picture:
-            turned = picture.getexif().get(274, 1) >= 5     # 274: the EXIF tag of orientation
-            return picture.size[::-1] if turned else picture.size
-    except Exception as error: raise _unreadable(file, error) from error
-
 # %% ../nbs/30_data.ipynb #3f5b6964
-def _stack(xs, shape) -> Tensor:
-    "Pictures as one tensor; of none, an empty tensor of that shape"
-    if not xs: return torch.empty(0, *(n or 0 for n in shape))
-    if len({x.shape for x in xs}) > 1:
-        first = tuple(xs[0].shape[1:])
-        other = next(tuple(x.shape[1:]) for x in xs if x.shape != xs[0].shape)
-        raise ValueError(f'size: pictures of one size are wanted, they differ in size, {first} and '
-                         f'{other}; give a size (size= of load_data, --size of dml compare)')
-    return torch.stack(xs)
-
-
 def _tensor(name, values) -> Tensor:
     "Any array as a tensor, without a copy where torch can share it"
     if isinstance(values, Tensor): return values
@@ -133,7 +141,8 @@ def _tensor(name, values) -> Tensor:
     if a.dtype.kind not in 'biuf':
         raise ValueError(f'{name}: numbers are wanted, {a.dtype} of shape {a.shape} was given')
     shared = a.flags.writeable and a.dtype.isnative and min(a.strides, default=0) >= 0
-    if not shared: a = np.array(a, dtype=a.dtype.newbyteorder('='), order='C')
+    if not shared:
+        a = np.array(a, dtype=a.dtype.newbyteorder('='), order='C')
     return torch.from_numpy(a)
 
 
@@ -162,16 +171,18 @@ class ImageArray:
         self.pixels = x
         self.shape = tuple(x.shape[1:])
 
-    def __len__(self): return len(self.pixels)
+    def __len__(self):
+        return len(self.pixels)
 
     def __getitem__(self, i):
         x = self.pixels[i]
         return x / 255 if x.dtype == torch.uint8 else x.clone()
 
-    def raw(self, i): return self.pixels[i].numpy().tobytes()
+    def raw(self, i):
+        return self.pixels[i].numpy().tobytes()
 
-
-class _Vectors:
+# %% ../nbs/30_data.ipynb #31972179
+class _Vectors(ImageArray):
     "Vectors computed elsewhere, one row an item; float32, all finite"
 
     def __init__(
@@ -188,10 +199,6 @@ class _Vectors:
             raise ValueError(f'features: finite numbers are wanted, row {row} holds others')
         self.pixels = x
         self.shape = tuple(x.shape[1:])
-
-    def __len__(self): return len(self.pixels)
-    def __getitem__(self, i): return self.pixels[i].clone()
-    def raw(self, i): return self.pixels[i].numpy().tobytes()
 
 # %% ../nbs/30_data.ipynb #a7f2c406
 def _leads_outside(name) -> bool:
@@ -211,6 +218,20 @@ def _check_entry(path, info):
     if fault: raise ValueError(f'{path}: an archive of plain files is wanted, {name!r} is {fault}')
 
 
+def _plain_names(path) -> set: # of str; names of folders end in /
+    "What lies in a zip. Raises ValueError for one that is broken or reaches outside itself."
+    with _reading(path, 'a zip is wanted'), zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    for info in entries:
+        _check_entry(path, info)
+    names = Counter(info.filename for info in entries)
+    for name, times in names.most_common(1):
+        if times > 1:
+            raise ValueError(f'{path}: one entry of each name is wanted, '
+                             f'{name!r} is there {times} times')
+    return set(names)
+
+# %% ../nbs/30_data.ipynb #97b44fe8
 class _Member:
     "One file of an archive, with as much of `Path` as is needed to read it"
 
@@ -218,51 +239,46 @@ class _Member:
         self.archive = archive
         self.name = name
 
-    def read_bytes(self): return self.archive.read(self.name)
-    def __str__(self): return f'{self.archive.path}/{self.name}'
+    def read_bytes(self):
+        return self.archive.read(self.name)
+
+    def __str__(self):
+        return f'{self.archive.path}/{self.name}'
 
 
 class _Archive:
     "The files of a zip. Raises ValueError for one that is broken or reaches outside itself."
 
     def __init__(self, path):
-        self.path = Path(path)
+        self.path = _file(path, 'a zip')
         self.prefix = ''
         self.process = None
-        if not self.path.is_file():
-            raise FileNotFoundError(f'{path}: a zip is wanted, there is no such file')
-        try:
-            with zipfile.ZipFile(self.path) as archive: entries = archive.infolist()
-        except Exception as error:
-            raise ValueError(f'{path}: a zip is wanted, it cannot be read ({error})') from error
-        for info in entries: _check_entry(path, info)
-        names = Counter(info.filename for info in entries)
-        name, times = max(names.items(), key=lambda item: item[1], default=('', 0))
-        if times > 1:
-            raise ValueError(f'{path}: one entry of each name is wanted, '
-                             f'{name!r} is there {times} times')
+        names = _plain_names(self.path)
         self.names = {name for name in names if not name.endswith('/')}
-        self.folders = set(names) - self.names
+        self.folders = names - self.names
 
     def under(self, prefix):
         "The same archive, all names beginning with `prefix`"
-        part = _Archive.__new__(_Archive)
-        part.__dict__.update(self.__dict__, prefix=prefix, process=None)
+        part = copy(self)
+        part.prefix = prefix
         return part
 
     def read(self, name):
-        try:
+        fault = f'{name} cannot be read in it'
+        with _reading(self.path, 'a whole zip is wanted', fault):
             if self.process != os.getpid():
                 self.opened = zipfile.ZipFile(self.path)
                 self.process = os.getpid()
             return self.opened.read(name)
-        except Exception as error:
-            raise ValueError(f'{self.path}: a whole zip is wanted, {name} cannot be read in it '
-                             f'({error})') from error
 
-    def __contains__(self, name): return self.prefix + name in self.names
-    def __getitem__(self, name): return _Member(self, self.prefix + name)
-    def __str__(self): return f'{self.path}/{self.prefix}'.rstrip('/')
+    def __contains__(self, name):
+        return self.prefix + name in self.names
+
+    def __getitem__(self, name):
+        return _Member(self, self.prefix + name)
+
+    def __str__(self):
+        return f'{self.path}/{self.prefix}'.rstrip('/')
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k != 'opened'} | {'process': None}
@@ -271,12 +287,19 @@ class _Archive:
 class _Folder:
     "The files of a folder, under the same names as in an `_Archive`"
 
-    def __init__(self, path): self.path = Path(path)
-    def __contains__(self, name): return os.path.isfile(os.path.join(self.path, name))
-    def __getitem__(self, name): return self.path/name
-    def __str__(self): return str(self.path)
+    def __init__(self, path):
+        self.path = Path(path)
 
-# %% ../nbs/30_data.ipynb #97b44fe8
+    def __contains__(self, name):
+        return os.path.isfile(os.path.join(self.path, name))
+
+    def __getitem__(self, name):
+        return self.path/name
+
+    def __str__(self):
+        return str(self.path)
+
+# %% ../nbs/30_data.ipynb #d0e3c3c4
 class _SharedPixels:
     "N pictures as bytes, and which of them are known, in memory that worker processes share"
 
@@ -292,32 +315,54 @@ class _SharedPixels:
         self.pixels = memory[n:n + math.prod(self.shape)].view(self.shape)
 
     def __getstate__(self):
-        if get_spawning_popen() is None: return (self.shape, None)  # a copy starts empty
-        try: return (self.shape, self.memory.share_memory_())
-        except RuntimeError: return (self.shape, None)      # no room: each worker keeps its own
+        if get_spawning_popen() is None:
+            return (self.shape, None)                       # a copy starts empty
+        try:
+            return (self.shape, self.memory.share_memory_())
+        except RuntimeError:
+            return (self.shape, None)                       # no room: each worker keeps its own
 
     def __setstate__(self, state):
         shape, memory = state
-        if memory is None: self.__init__(shape)
+        if memory is None:
+            self.__init__(shape)
         else:
             self.shape = shape
             self._use(memory)
 
-
+# %% ../nbs/30_data.ipynb #5a44c5f6
 def _memory_limit() -> int: # bytes
     "A quarter of the memory of the machine, or of the container"
     limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
-    try: limits.append(int(Path('/sys/fs/cgroup/memory.max').read_text()))
-    except (OSError, ValueError): pass                      # no container, or one without a limit
+    try:
+        limits.append(int(Path('/sys/fs/cgroup/memory.max').read_text()))
+    except (OSError, ValueError):
+        pass                                                # no container, or one without a limit
     return min(limits) // 4
 
 
 def _cache_limit(cache) -> int: # bytes
     "What `cache=` says: True, False, or a number of bytes"
-    if isinstance(cache, (bool, np.bool_)): return _memory_limit() if cache else 0
+    if isinstance(cache, (bool, np.bool_)):
+        return _memory_limit() if cache else 0
     return int(check_number('cache', cache, lo=0, integer=True))
 
-# %% ../nbs/30_data.ipynb #f580886c
+# %% ../nbs/30_data.ipynb #ee455f96
+def _of_one_size(differ) -> ValueError: # to be raised
+    "What to say of pictures that differ in size"
+    return ValueError(f'size: pictures of one size are wanted, they differ in size{differ}; '
+                      'give a size (size= of load_data, --size of dml compare)')
+
+
+def _stack(xs, shape) -> Tensor:
+    "Pictures as one tensor; of none, an empty tensor of that shape"
+    if not xs: return torch.empty(0, *(n or 0 for n in shape))
+    for x in xs:
+        if x.shape != xs[0].shape:
+            raise _of_one_size(f', {tuple(xs[0].shape[1:])} and {tuple(x.shape[1:])}')
+    return torch.stack(xs)
+
+# %% ../nbs/30_data.ipynb #4951c8c8
 class ImageFiles:
     """Pixels in files, read when asked for and kept where a size is given and memory allows.
 
@@ -346,10 +391,12 @@ class ImageFiles:
         "What all pictures need once decoded; None where their size is not known"
         return None if self.size is None else len(self) * (1 + math.prod(self.shape))
 
-    def __len__(self): return len(self.paths)
+    def __len__(self):
+        return len(self.paths)
 
     def _pixels(self, i): # (C, H, W) uint8
-        if self.cache is not None and self.cache.known[i]: return self.cache.pixels[i]
+        if self.cache is not None and self.cache.known[i]:
+            return self.cache.pixels[i]
         x = _decode(self.paths[i], self.size, self.mode, self.fit)
         if self.cache is not None:
             self.cache.pixels[i] = x
@@ -360,26 +407,38 @@ class ImageFiles:
         if np.ndim(i) == 0: return self._pixels(i) / 255
         return _stack([self[j] for j in i], self.shape)
 
-    def raw(self, i): return self.paths[i].read_bytes()
+    def raw(self, i):
+        return self.paths[i].read_bytes()
 
-    def keeps(self) -> str:
-        "Whether decoded pictures are kept, and how many bytes that takes"
-        if self.bytes is None: return ''
-        if self.cache is not None: return f'{self.bytes:,} bytes kept once decoded'
-        return f'{self.bytes:,} bytes decoded, not kept (cache={self.limit:,})'
+# %% ../nbs/30_data.ipynb #e8522287
+@patch
+def keeps(self:ImageFiles) -> str:
+    "Whether decoded pictures are kept, and how many bytes that takes"
+    if self.bytes is None: return ''
+    if self.cache is not None:
+        return f'{self.bytes:,} bytes kept once decoded'
+    return f'{self.bytes:,} bytes decoded, not kept (cache={self.limit:,})'
 
-    def check_alike(self):
-        "Raises ValueError where pictures differ in size and none was asked for; reads headers."
-        first = None
-        for i, path in enumerate(self.paths if self.size is None else ()):
-            if i in self.skipped: continue
-            sides = _upright_sides(path)
-            first = first or (path, sides)
-            if sides == first[1]: continue
-            (a, b), (c, d) = first[1], sides
-            raise ValueError(f'size: pictures of one size are wanted, they differ in size: '
-                             f'{first[0]} is {a}×{b}, {path} is {c}×{d}; '
-                             'give a size (size= of load_data, --size of dml compare)')
+
+def _upright_sides(file) -> tuple: # width and height once upright
+    "The size of a picture, from its header"
+    with _opened(file) as picture:
+        turned = picture.getexif().get(274, 1) >= 5         # 274: the EXIF tag of orientation
+        return picture.size[::-1] if turned else picture.size
+
+
+@patch
+def check_alike(self:ImageFiles):
+    "Raises ValueError where pictures differ in size and none was asked for; reads headers."
+    if self.size is not None:
+        return
+    first = None
+    for i, path in enumerate(self.paths):
+        if i in self.skipped: continue
+        sides = '{}×{}'.format(*_upright_sides(path))
+        first = first or (path, sides)
+        if sides != first[1]:
+            raise _of_one_size(f': {first[0]} is {first[1]}, {path} is {sides}')
 
 # %% ../nbs/30_data.ipynb #e902da4c
 class ImageSet:
@@ -420,9 +479,11 @@ class ImageSet:
             raise ValueError(f'labels: -1 to {len(self.classes) - 1} is wanted with '
                              f'{len(self.classes)} class names, {top} was given')
 
-    def __len__(self): return len(self.index)
+    def __len__(self):
+        return len(self.index)
 
-    def __getitem__(self, i): return self.source[int(self.index[i])], int(self.labels[i])
+    def __getitem__(self, i):
+        return self.source[int(self.index[i])], int(self.labels[i])
 
 # %% ../nbs/30_data.ipynb #760b03b6
 @patch
@@ -434,9 +495,9 @@ def subset(
 
     Raises IndexError for an index or a mask that does not fit."""
     indices = np.asarray(indices)
-    if not indices.size and indices.dtype != bool: indices = indices.astype(np.int64)
-    part = object.__new__(ImageSet)
-    part.__dict__.update(self.__dict__)
+    if not indices.size and indices.dtype != bool:
+        indices = indices.astype(np.int64)      # of [], numpy makes floats
+    part = copy(self)
     for key in ('index', 'labels', 'camera', 'split'):
         values = getattr(self, key)
         setattr(part, key, None if values is None else values[indices])
@@ -448,6 +509,7 @@ def subset(
         pairs[:, :2] = place[pairs[:, :2]]
         part.pairs = pairs[(pairs[:, :2] >= 0).all(1)]
     return part
+
 
 @patch
 def images(
@@ -508,7 +570,8 @@ def show(
     if not len(indices): raise ValueError('indices: a picture is wanted, none was given')
     if len(self.source.shape) == 1:
         raise ValueError('indices: a set of pictures is wanted, this one holds vectors')
-    if titles is None: titles = [self.classes[y] if y >= 0 else '?' for y in self.labels[indices]]
+    if titles is None:
+        titles = [self.classes[y] if y >= 0 else '?' for y in self.labels[indices]]
     rows = math.ceil(len(indices) / columns)
     columns = min(columns, len(indices))
     fig, axes = plt.subplots(rows, columns, figsize=(side * columns, (side + .25) * rows),
@@ -523,7 +586,34 @@ def show(
     plt.close(fig)
     return fig
 
-# %% ../nbs/30_data.ipynb #5c5324aa
+# %% ../nbs/30_data.ipynb #7c7d0c05
+def _integers(path, values, role='') -> list:
+    "Strings as integers; ValueError names the one that is none"
+    values = list(values)
+    for value in values:
+        if not re.fullmatch(r'-?\d{1,18}', value):
+            raise ValueError(f'{path}: integers are wanted{role}, {value!r} was given')
+    return [int(value) for value in values]
+
+
+def _numbered(
+    name, # of the set, for errors
+    values, # N strings or integers; -1: unlabelled
+) -> tuple: # (N,) int64 labels, and the names of the classes in order
+    "Classes in order: by value where all are integers, else as text"
+    values = [str(value) for value in values]
+    kinds = set(values) - {'-1'}
+    if all(re.fullmatch(r'-?\d+', kind) for kind in kinds):
+        order = sorted(kinds, key=lambda kind: (int(kind), kind))
+        if order and int(order[0]) < 0:
+            raise ValueError(f'{name}: integers from 0 up are wanted as labels, or -1 for '
+                             f'unlabelled, {order[0]} was given')
+    else:
+        order = sorted(kinds)
+    place = {kind: label for label, kind in enumerate(order)} | {'-1': -1}
+    return np.array([place[value] for value in values], dtype=np.int64), order
+
+# %% ../nbs/30_data.ipynb #5f976cf9
 def _check_classes(name, labels, classes):
     "ValueError for a class without items, or fewer than two classes"
     present = set(np.unique(labels).tolist()) - {-1}
@@ -548,13 +638,15 @@ def _check_files(name, base, files):
         raise FileNotFoundError(f'{name}: {len(files):,} pictures are wanted in {base}, '
                                 f'{len(missing):,} are missing, {missing[0]} first')
 
-
+# %% ../nbs/30_data.ipynb #5c5324aa
 def _without_broken(images) -> ImageSet:
     "Read every picture once; those that cannot be read are left out, counted and named"
     source = images.source
     for i in range(len(source)):
-        try: source[i]
-        except (ValueError, FileNotFoundError) as error: source.skipped[i] = str(error)
+        try:
+            source[i]
+        except (ValueError, FileNotFoundError) as error:
+            source.skipped[i] = str(error)
     if not source.skipped: return images
     images = images.subset(~np.isin(images.index, list(source.skipped)))
     images.skipped = tuple(str(source.paths[i]) for i in source.skipped)
@@ -576,37 +668,22 @@ def _picture_set(
     on_error='raise', # or 'skip'
     **options, # of `ImageFiles`
 ) -> ImageSet:
-    "The set that a table describes; raises as the section above says"
+    "The set that a table describes; raises as this section says"
     _choice('on_error', on_error, ('raise', 'skip'))
-    if not len(files): raise ValueError(f'{name}: pictures are wanted in {base}, none was found')
+    if not len(files):
+        raise ValueError(f'{name}: pictures are wanted in {base}, none was found')
     _check_classes(name, labels, classes)
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)
     images = ImageSet(source, labels, classes, camera, split, name)
     return _without_broken(images) if on_error == 'skip' else images
 
-
-def _numbered(
-    name, # of the set, for errors
-    values, # N strings or integers; -1: unlabelled
-) -> tuple: # (N,) int64 labels, and the names of the classes in order
-    "Classes in order: by value where all are integers, else as text"
-    values = [str(value) for value in values]
-    kinds = set(values) - {'-1'}
-    if all(re.fullmatch(r'-?\d+', kind) for kind in kinds):
-        order = sorted(kinds, key=lambda kind: (int(kind), kind))
-        if order and int(order[0]) < 0:
-            raise ValueError(f'{name}: integers from 0 up are wanted as labels, or -1 for '
-                             f'unlabelled, {order[0]} was given')
-    else: order = sorted(kinds)
-    place = {kind: label for label, kind in enumerate(order)} | {'-1': -1}
-    return np.array([place[value] for value in values], dtype=np.int64), order
-
 # %% ../nbs/30_data.ipynb #c3fd3e02
 def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 classes
     "Alpaydin and Kaynak's handwritten digits (1998); grey levels 0 to 16 become [0, 1]."
     from sklearn.datasets import load_digits
-    if root: raise ValueError(f'digits: no path is wanted, they are embedded; {root} was given')
+    if root:
+        raise ValueError(f'digits: no path is wanted, they are embedded; {root} was given')
     raw = load_digits()
     pixels = (raw.images / 16).astype(np.float32)
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
@@ -621,32 +698,27 @@ def _is_picture(name):
     return pure.suffix.lower() in _endings and not any(p.startswith('.') for p in pure.parts)
 
 
-def _no_download(name, download):
-    if download:
-        raise ValueError(f'download: False is wanted, {name} is only read from disk; '
-                         f'{download!r} was given')
-
-
-def _folder(root=None, download=False, name=None, **options) -> ImageSet:
+def _folder(root=None, name=None, **options) -> ImageSet:
     "Pictures sorted into one folder per class; they may lie at any depth in it."
-    _no_download('folder', download)
     wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) per class is wanted'
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, {str(root or "")!r} was given and is no folder')
     root = Path(root).expanduser()
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith('.'))
-    if not folders: raise ValueError(f'{wanted}, {root} holds no folders')
+    if not folders:
+        raise ValueError(f'{wanted}, {root} holds no folders')
     files, labels = [], []
     for label, folder in enumerate(folders):
         inside = [p.relative_to(root) for p in sorted(folder.rglob('*')) if p.is_file()]
         inside = [p.as_posix() for p in inside if _is_picture(p.as_posix())]
-        if not inside: raise ValueError(f'{wanted}, {folder} holds no pictures')
+        if not inside:
+            raise ValueError(f'{wanted}, {folder} holds no pictures')
         files += inside
         labels += [label] * len(inside)
     classes = [p.name for p in folders]
     return _picture_set(name or root.name, _Folder(root), files, labels, classes, **options)
 
-
+# %% ../nbs/30_data.ipynb #0ed58fe1
 def _by_its_numbers(name) -> list:
     "What sorts s2 before s10"
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
@@ -666,12 +738,12 @@ def _files_and_folders(archive) -> tuple: # archive, pictures and folders as tup
     return archive, [p for p in files if len(p) > 1], folders   # beside the classes: of no class
 
 
-def _zip(root=None, download=False, name=None, natural=False, **options) -> ImageSet:
+def _zip(root=None, name=None, natural=False, **options) -> ImageSet:
     "A zip of one folder of pictures per class; read where it lies."
-    _no_download('zip', download)
-    archive, parts, folders = _files_and_folders(_Archive(Path(root or '').expanduser()))
+    archive, parts, folders = _files_and_folders(_Archive(root))
     wanted = 'zip: one folder of pictures per class is wanted'
-    if not parts: raise ValueError(f'{wanted}, {archive.path} holds none')
+    if not parts:
+        raise ValueError(f'{wanted}, {archive.path} holds none')
     classes = {p[0] for p in parts}
     if empty := {p[0] for p in folders if p} - classes:
         raise ValueError(f'{wanted}, {archive}/{min(empty)} holds no pictures')
@@ -682,47 +754,72 @@ def _zip(root=None, download=False, name=None, natural=False, **options) -> Imag
     return _picture_set(name or archive.path.stem, archive, files, labels, classes, **options)
 
 # %% ../nbs/30_data.ipynb #7826f7fa
-def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
-    "The known columns of a CSV; raises ValueError with the line of what is wrong"
-    known = {'file': 'file', 'label': 'label', 'class_name': 'class_name', 'split': 'split',
-             'camera': 'camera'}
-    for key in columns or {}: _choice('columns', key, tuple(known))
-    known |= columns or {}
-    try:
+def _csv_rows(path) -> list: # of (number of the line, list of strings)
+    "What stands in a CSV, blanks around the values left out"
+    with _reading(path, 'a CSV in UTF-8 is wanted', 'this is none'):
         with open(path, newline='', encoding='utf-8-sig') as file:
             reader = csv.reader(file, strict=True, skipinitialspace=True)
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f'{path}: a CSV in UTF-8 is wanted, this is none ({error})') from error
     if len(rows) < 2:
         raise ValueError(f'{path}: a line of names and lines of values are wanted, it is empty')
-    header = rows[0][1]
-    table = {'line': [line for line, _ in rows[1:]]}
-    for key, column in known.items():
+    return rows
+
+
+def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
+    "The known columns of a CSV; raises ValueError with the line of what is wrong"
+    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera')}
+    for key in columns or {}:
+        _choice('columns', key, tuple(called))
+    called |= columns or {}
+    (_, header), *rows = _csv_rows(path)
+    for key, column in called.items():
         if header.count(column) > 1:
             raise ValueError(f'{path}: one column {column!r} is wanted, it is there twice')
-        if column not in header:
-            if columns and key in columns:
-                raise ValueError(f'{path}: a column {column!r} is wanted, {header} was given')
-            continue
-        table[key] = []
-        for line, row in rows[1:]:
-            if len(row) != len(header):
-                raise ValueError(f'{path}, line {line}: {len(header)} values are wanted, '
-                                 f'{len(row)} was given')
-            value = row[header.index(column)]
-            if not value:
-                raise ValueError(f'{path}, line {line}: a {column} is wanted, none was given')
-            table[key].append(value)
-    return table
+        if columns and key in columns and column not in header:
+            raise ValueError(f'{path}: a column {column!r} is wanted, {header} was given')
+    place = {key: header.index(column) for key, column in called.items() if column in header}
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ValueError(f'{path}, line {line}: {len(header)} values are wanted, '
+                             f'{len(row)} was given')
+        for key, k in place.items():
+            if not row[k]:
+                raise ValueError(f'{path}, line {line}: a {called[key]} is wanted, none was given')
+    table = {key: [row[k] for _, row in rows] for key, k in place.items()}
+    return table | {'line': [line for line, _ in rows]}
+
+# %% ../nbs/30_data.ipynb #faef3102
+def _inside(path, line, name):
+    "The name of a file without detours; ValueError for one outside the folder of pictures"
+    if _leads_outside(name):
+        raise ValueError(f'{path}, line {line}: a file within the folder of pictures is wanted, '
+                         f'{name!r} was given; images= says which folder')
+    return posixpath.normpath(name.replace('\\', '/'))
 
 
-def _cameras(path, values): # (N,) int64, or None
-    if values is None: return None
-    for value in values:
-        if not re.fullmatch(r'-?\d{1,18}', value):
-            raise ValueError(f'{path}: integers are wanted as cameras, {value!r} was given')
-    return np.array(values, dtype=np.int64)
+def _beside(path, files, images):
+    "Where the pictures of a table lie: the folder or archive that holds most of them"
+    near = path.parent
+    places = [near, near/'images', near/'images.zip', path.with_suffix('.zip')]
+    if images is not None: places = [Path(images).expanduser()]
+    bases = []
+    for place in places:
+        if place.is_dir():
+            bases.append(_Folder(place))
+        elif place.is_file():
+            archive = _Archive(place)
+            tops = {name.partition('/')[0] for name in archive.names if '/' in name}
+            bases += [archive] + [archive.under(f'{top}/') for top in sorted(tops)[:100]]
+    held = [sum(file in base for file in files) for base in bases]
+    if not any(held):
+        raise FileNotFoundError(f'{path}: its pictures, {files[0]} first, are wanted in '
+                                f'{" or ".join(map(str, places))}, none is there')
+    return bases[held.index(max(held))]
+
+# %% ../nbs/30_data.ipynb #56a8ecae
+def _cameras(path, table): # (N,) int64, or None
+    values = table.get('camera')
+    return None if values is None else np.array(_integers(path, values, ' as cameras'))
 
 
 def _class_names(path, labels, order, names):
@@ -735,46 +832,8 @@ def _class_names(path, labels, order, names):
     return [name_of[label] for label in range(len(order))]
 
 
-def _inside(path, line, name):
-    "The name of a file without detours; ValueError for one outside the folder of pictures"
-    if _leads_outside(name):
-        raise ValueError(f'{path}, line {line}: a file within the folder of pictures is wanted, '
-                         f'{name!r} was given; images= says which folder')
-    return posixpath.normpath(name.replace('\\', '/'))
-
-
-def _beside(path, files, images):
-    "Where the pictures of a table lie: the folder or archive that holds most of them"
-    if images is not None: places = [Path(images).expanduser()]
-    else:
-        near = path.parent
-        places = [near, near/'images', near/'images.zip', path.with_suffix('.zip')]
-    bases = []
-    for place in places:
-        if place.is_dir(): bases.append(_Folder(place))
-        elif place.is_file():
-            archive = _Archive(place)
-            tops = {name.partition('/')[0] for name in archive.names if '/' in name}
-            bases += [archive] + [archive.under(f'{top}/') for top in sorted(tops)[:100]]
-    held = [sum(file in base for file in files) for base in bases]
-    if not any(held):
-        raise FileNotFoundError(f'{path}: its pictures, {files[0]} first, are wanted in '
-                                f'{" or ".join(map(str, places))}, none is there')
-    return bases[held.index(max(held))]
-
-
-def _csv(root=None, download=False, name=None, columns=None, images=None, **options) -> ImageSet:
-    "A table of files and labels, and pictures beside it."
-    _no_download('csv', download)
-    path = Path(root or '').expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: a CSV is wanted, there is no such file')
-    table = _table(path, columns)
-    for key in ('file', 'label'):
-        if key not in table:
-            raise ValueError(f'{path}: a column {key!r} is wanted, there is none; '
-                             f'columns={{{key!r}: ...}} says what it is called')
-    files = [_inside(path, line, file) for line, file in zip(table['line'], table['file'])]
+def _check_once(path, files, table):
+    "ValueError for a picture that has two rows"
     first = {}
     for file, label, line in zip(files, table['label'], table['line']):
         if file in first:
@@ -782,23 +841,32 @@ def _csv(root=None, download=False, name=None, columns=None, images=None, **opti
             raise ValueError(f'{path}: each picture once is wanted, {file} is in line {before} '
                              f'with label {other!r} and in line {line} with label {label!r}')
         first[file] = line, label
+
+
+def _csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet:
+    "A table of files and labels, and pictures beside it."
+    path = _file(root, 'a CSV')
+    table = _table(path, columns)
+    for key in ('file', 'label'):
+        if key not in table:
+            raise ValueError(f'{path}: a column {key!r} is wanted, there is none; '
+                             f'columns={{{key!r}: ...}} says what it is called')
+    files = [_inside(path, line, file) for line, file in zip(table['line'], table['file'])]
+    _check_once(path, files, table)
     labels, classes = _numbered(path, table['label'])
-    if 'class_name' in table: classes = _class_names(path, labels, classes, table['class_name'])
-    split = np.array(table['split']) if 'split' in table else None
-    return _picture_set(name or path.stem, _beside(path, files, images), files, labels, classes,
-                        split, _cameras(path, table.get('camera')), **options)
+    if 'class_name' in table:
+        classes = _class_names(path, labels, classes, table['class_name'])
+    base = _beside(path, files, images)
+    return _picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
+                        _cameras(path, table), **options)
 
-# %% ../nbs/30_data.ipynb #faef3102
-_feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
-
-
+# %% ../nbs/30_data.ipynb #bfb40e39
 def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
     "What lies in a file of arrays; nothing is ever unpickled"
     ending = path.suffix.lower()
     _choice('features', ending, ('.npy', '.npz', '.safetensors'))
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: a file of vectors is wanted, there is no such file')
-    try:
+    path = _file(path, 'a file of vectors')
+    with _reading(path, 'arrays are wanted', 'the file cannot be read'):
         if ending == '.safetensors':
             from safetensors.torch import load_file
             tensors = load_file(path)
@@ -808,25 +876,27 @@ def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.ndarray): return {'features': found}
             return {key: found[key] for key in found.files}
-    except Exception as error:
-        raise ValueError(f'{path}: arrays are wanted, the file cannot be read ({error})') from error
+
+# %% ../nbs/30_data.ipynb #1af473de
+_feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
 
 
 def _labels_beside(path) -> dict: # labels, and perhaps split and camera
     "What stands beside a `.npy`"
-    beside = [path.with_suffix('.labels.npy'), path.with_suffix('.csv')]
-    if beside[0].is_file(): return {'labels': _arrays(beside[0])['features']}
-    if beside[1].is_file():
-        table = _table(beside[1])
-        if 'label' in table:
-            camera = _cameras(beside[1], table.get('camera'))
-            return {'labels': table['label'], 'split': table.get('split'), 'camera': camera}
-    raise FileNotFoundError(f'{path}: labels are wanted in {beside[0].name}, or in a column label '
-                            f'of {beside[1].name}, or as labels=; none was given')
+    array = path.with_suffix('.labels.npy')
+    if array.is_file():
+        return {'labels': _arrays(array)['features']}
+    text = path.with_suffix('.csv')
+    table = _table(text) if text.is_file() else {}
+    if 'label' in table:
+        camera = _cameras(text, table)
+        return {'labels': table['label'], 'split': table.get('split'), 'camera': camera}
+    raise FileNotFoundError(f'{path}: labels are wanted in {array.name}, or in a column label '
+                            f'of {text.name}, or as labels=; none was given')
 
 
-def _label_values(path, values):
-    "Labels from a file as strings for `_numbered`"
+def _label_values(path, values) -> list:
+    "Labels from a file as `_numbered` takes them"
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in 'iuU':
         raise ValueError(f'{path}: integers or names (N,) are wanted as labels, '
@@ -834,17 +904,18 @@ def _label_values(path, values):
     return values.tolist()
 
 
-def _features(root=None, download=False, labels=None, name=None) -> ImageSet:
+def _features(root=None, labels=None, name=None) -> ImageSet:
     "Vectors (N, F) with labels, from `.npy`, `.npz` or `.safetensors`."
-    _no_download('features', download)
     path = Path(root or '').expanduser()
     arrays = _arrays(path)
     names = [n for n in _feature_names if n in arrays]
     if len(names) != 1:
         raise ValueError(f'{path}: one array called {" or ".join(_feature_names)} is wanted, '
                          f'{", ".join(sorted(arrays))} was given')
-    if isinstance(labels, (str, os.PathLike)): labels = _arrays(Path(labels))['features']
-    if labels is not None: arrays['labels'] = labels
+    if isinstance(labels, (str, os.PathLike)):
+        labels = _arrays(Path(labels))['features']
+    if labels is not None:
+        arrays['labels'] = labels
     elif path.suffix.lower() == '.npy': arrays |= _labels_beside(path)
     if 'labels' not in arrays:
         raise ValueError(f'{path}: an array called labels is wanted, '
@@ -855,38 +926,52 @@ def _features(root=None, download=False, labels=None, name=None) -> ImageSet:
         raise ValueError(f'{path}: one label for each of the {len(vectors):,} vectors is wanted, '
                          f'{len(values):,} was given')
     numbers, classes = _numbered(path, values)
-    if len(classes) < 2:
-        raise ValueError(f'{path}: at least two classes are wanted, {len(classes)} was given')
-    known = {key: arrays.get(key) for key in ('split', 'camera')}
-    known = {key: None if values is None else np.asarray(values) for key, values in known.items()}
-    return ImageSet(vectors, numbers, classes, **known, name=name or path.stem)
+    _check_classes(path, numbers, classes)
+    camera, split = arrays.get('camera'), arrays.get('split')
+    return ImageSet(vectors, numbers, classes, camera, split, name or path.stem)
 
-# %% ../nbs/30_data.ipynb #56a8ecae
+# %% ../nbs/30_data.ipynb #ae08c433
 def _base(root) -> Path:
     "Where sets are looked for"
     return Path(root or os.environ.get('DML_NB_DATA') or '~/.cache/dml_nb').expanduser()
+
+
+def _missing(folder, files) -> list:
+    "Which of the files are not there"
+    return [file for file in files if not (folder/file).exists()]
 
 
 def _find(
     name, # of the set, for errors
     root, # as the user gave it, or None
     places, # folders within it, most usual last
-    files, # what must lie there
+    layouts, # lists of files, one of which must lie there; most usual last
     source, # who publishes them
-) -> Path:
+    fetch=None, # downloads the set where it is not found
+    look=None, # what to do with a folder instead: gives None, or what was found in it
+) -> tuple: # the folder and its layout; or what `look` found
     "Where a set lies. Raises FileNotFoundError saying which file to put where."
-    base = _base(root)
-    for place in ('.', *places):
-        if all((base/place/file).exists() for file in files): return base/place
-    partly = [p for p in ('.', *places) if any((base/p/file).exists() for file in files)]
-    near = partly[0] if partly else places[-1]
-    missing = [file for file in files if not (base/near/file).exists()]
+    folders = [_base(root), *(_base(root)/place for place in places)]
+
+    def whole(folder):
+        for files in layouts:
+            if not _missing(folder, files):
+                return folder, files
+
+    for folder in folders:
+        if found := (look or whole)(folder):
+            return found
+    if fetch is not None:
+        fetch()
+        return _find(name, root, places, layouts, source, look=look)
+    candidates = [(folder, files) for folder in folders for files in layouts]
+    folder, files = max(reversed(candidates), key=lambda c: len(c[1]) - len(_missing(*c)))
     raise FileNotFoundError(
-        f'{name}: {", ".join(files)} is wanted in {base/near}, {", ".join(missing)} is missing. '
-        f'Put it there from {source}; root= (or {name}:PATH, or the environment variable '
-        'DML_NB_DATA) says where else to look')
+        f'{name}: {", ".join(files)} is wanted in {folder}, {", ".join(_missing(folder, files))} '
+        f'is missing. Put it there from {source}; root= (or {name}:PATH, or the environment '
+        'variable DML_NB_DATA) says where else to look')
 
-
+# %% ../nbs/30_data.ipynb #59143095
 def _fetch(
     name, # of the set, for errors
     root, # as the user gave it, or None
@@ -909,18 +994,21 @@ def _fetch(
 
 def _fetch_torchvision(name, root, dataset, *parts):
     "Let a class of torchvision download; `parts`: its options, one dictionary for each part"
+    import torchvision.datasets
+    make = getattr(torchvision.datasets, dataset)
+
     def fetch(folder):
-        for part in parts: dataset(folder, download=True, **part)
+        for part in parts:
+            make(folder, download=True, **part)
+
     _fetch(name, root, fetch)
 
-# %% ../nbs/30_data.ipynb #bfb40e39
+# %% ../nbs/30_data.ipynb #fc1a4bf5
 def _read_idx(path) -> np.ndarray: # uint8
     "An idx file: two zero bytes, type 8, the number of axes, their lengths, the bytes."
-    try:
+    with _reading(path, 'an idx file is wanted'):
         with (gzip.open(path) if path.suffix == '.gz' else open(path, 'rb')) as file:
             raw = file.read()
-    except Exception as error:
-        raise ValueError(f'{path}: an idx file is wanted, it cannot be read ({error})') from error
     axes = raw[3] if raw[:3] == b'\0\0\x08' and len(raw) > 3 else 0
     start = 4 + 4 * axes
     if axes and len(raw) >= start:
@@ -929,7 +1017,7 @@ def _read_idx(path) -> np.ndarray: # uint8
             return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
     raise ValueError(f'{path}: a complete idx file of bytes is wanted, this is none')
 
-
+# %% ../nbs/30_data.ipynb #215b98a0
 def _resized(
     pixels, # (N, H, W) or (N, C, H, W) uint8
     size, # as `size=` of `load_data`
@@ -937,9 +1025,11 @@ def _resized(
     "Pictures scaled to one size; the ratio of their sides changes with it"
     x = torch.from_numpy(np.array(pixels, order='C'))
     if x.ndim == 3: x = x[:, None]
-    if _sides(size) in (None, tuple(x.shape[2:])): return x
+    sides = _sides(size)
+    if sides in (None, tuple(x.shape[2:])):
+        return x
     scale = partial(torch.nn.functional.interpolate, mode='bilinear', antialias=True)
-    parts = [scale(part.float(), _sides(size)) for part in x.split(1000)]
+    parts = [scale(part.float(), sides) for part in x.split(1000)]
     return torch.cat([part.round().clamp(0, 255).byte() for part in parts])
 
 
@@ -954,31 +1044,17 @@ def _train_and_test(name, parts, classes, size) -> ImageSet:
     split = np.repeat(list(parts), [len(labels) for _, labels in parts.values()])
     return ImageSet(pixels, labels, classes, split=split, name=name)
 
-
+# %% ../nbs/30_data.ipynb #4e43b3c6
 def _idx_set(name, dataset, places, classes, root, download, size, source) -> ImageSet:
     "MNIST and its successors: four idx files, gzipped or not"
     stems = [f'{part}-{what}-ubyte' for part in ('train', 't10k')
              for what in ('images-idx3', 'labels-idx1')]
-
-    def find():
-        for place in ('.', *places):
-            folder = _base(root)/place
-            found = [p for s in stems for p in (folder/f'{s}.gz', folder/s) if p.is_file()]
-            found = list({p.name.removesuffix('.gz'): p for p in found}.values())
-            if len(found) == len(stems): return found
-    files = find()
-    if files is None and download:
-        import torchvision.datasets
-        _fetch_torchvision(name, root, getattr(torchvision.datasets, dataset), {'train': True})
-        files = find()
-    if files is None: _find(name, root, places, [f'{stem}.gz' for stem in stems], source)
-    images, labels, test_images, test_labels = (_read_idx(file) for file in files)
+    layouts = list(product(*((stem, f'{stem}.gz') for stem in stems)))
+    fetch = partial(_fetch_torchvision, name, root, dataset, {'train': True})
+    folder, files = _find(name, root, places, layouts, source, fetch if download else None)
+    images, labels, test_images, test_labels = (_read_idx(folder/file) for file in files)
     parts = {'train': (images, labels), 'test': (test_images, test_labels)}
     return _train_and_test(name, parts, classes, size)
-
-
-_garments = ['T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker',
-             'Bag', 'Ankle boot']
 
 
 def _mnist(root=None, download=False, size=None) -> ImageSet:
@@ -988,6 +1064,10 @@ def _mnist(root=None, download=False, size=None) -> ImageSet:
     return _idx_set('mnist', 'MNIST', places, range(10), root, download, size, source)
 
 
+_garments = ['T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker',
+             'Bag', 'Ankle boot']
+
+
 def _fashion_mnist(root=None, download=False, size=None) -> ImageSet:
     "Xiao, Rasul and Vollgraf's Fashion-MNIST (2017), 28×28."
     source = 'Zalando Research (github.com/zalandoresearch/fashion-mnist), or download=True'
@@ -995,34 +1075,35 @@ def _fashion_mnist(root=None, download=False, size=None) -> ImageSet:
     return _idx_set('fashion_mnist', 'FashionMNIST', places, _garments, root, download, size,
                     source)
 
-# %% ../nbs/30_data.ipynb #b68f31a4
-def _torchvision_parts(name, root, download, folder, dataset, parts, source) -> dict:
-    "{split: dataset} of torchvision, from a `folder` that it knows"
-    base = _base(root)
-    places = [base.parent] if base.name == folder else [base, base/name]
-    found = next((place for place in places if (place/folder).is_dir()), None)
-    if found is None and not download:
-        _find(name, root, ['.'], [folder], f'{source}, or download=True')
+# %% ../nbs/30_data.ipynb #05133ac0
+def _torchvision_parts(name, root, download, folder, dataset, parts, source) -> tuple:
+    "The set's own folder, and {split: dataset of torchvision}"
+    around = _base(root)
+    if around.name == folder:
+        around = around.parent
+    fetch = partial(_fetch_torchvision, name, around, dataset, *parts.values())
+    source = f'{source}, or download=True'
+    around, _ = _find(name, around, [name, '.'], [[folder]], source, fetch if download else None)
     import torchvision.datasets
     make = getattr(torchvision.datasets, dataset)
-    if found is None:
-        _fetch_torchvision(name, root, make, *parts.values())
-        found = base
-    try: return {split: make(found, **options) for split, options in parts.items()} | {'': found}
+    try:
+        return around/folder, {split: make(around, **options) for split, options in parts.items()}
     except Exception as error:
-        raise ValueError(f'{name}: the published files are wanted in {found/folder}, others are '
+        raise ValueError(f'{name}: the published files are wanted in {around/folder}, others are '
                          f'there ({error}); remove them, then download=True') from error
 
-
+# %% ../nbs/30_data.ipynb #f63de933
 def _cifar(name, dataset, folder, root, download, size, superclasses=False) -> ImageSet:
     "Krizhevsky's CIFAR (2009), 32×32"
     source = 'Alex Krizhevsky (www.cs.toronto.edu/~kriz/cifar.html)'
     halves = {'train': {'train': True}, 'test': {'train': False}}
-    found = _torchvision_parts(name, root, download, folder, dataset, halves, source)
+    folder, found = _torchvision_parts(name, root, download, folder, dataset, halves, source)
     classes = found['train'].classes
     labels = {split: found[split].targets for split in halves}
     if superclasses:                                        # torchvision checked the hash of these
-        def read(file): return pickle.loads((found['']/folder/file).read_bytes(), encoding='latin1')
+        def read(file):
+            return pickle.loads((folder/file).read_bytes(), encoding='latin1')
+
         classes = read('meta')['coarse_label_names']
         labels = {split: read(split)['coarse_labels'] for split in halves}
     parts = {split: (found[split].data.transpose(0, 3, 1, 2), labels[split]) for split in halves}
@@ -1040,37 +1121,40 @@ def _cifar100(root=None, download=False, size=None, superclasses:bool=False) -> 
 def _stl10(root=None, download=False, size=None, unlabelled:bool=False) -> ImageSet:
     "Coates, Lee and Ng's STL-10 (2011), 96×96; 100,000 more without labels if asked for"
     parts = {'train': {'split': 'train'}, 'test': {'split': 'test'}}
-    if unlabelled: parts['unlabelled'] = {'split': 'unlabeled'}
+    if unlabelled:
+        parts['unlabelled'] = {'split': 'unlabeled'}
     source = 'Coates, Lee and Ng (cs.stanford.edu/~acoates/stl10)'
-    found = _torchvision_parts('stl10', root, download, 'stl10_binary', 'STL10', parts, source)
+    _, found = _torchvision_parts('stl10', root, download, 'stl10_binary', 'STL10', parts, source)
     pixels = {split: (found[split].data, found[split].labels) for split in parts}
     return _train_and_test('stl10', pixels, found['train'].classes, size)
 
 # %% ../nbs/30_data.ipynb #2dba1fbd
+_omniglot_parts = {'train': 'images_background', 'test': 'images_evaluation'}
+
+
 def _shrunk_ink(ink, size) -> Tensor: # (N, 1, size, size) uint8
     "Averages of areas of the original 105×105 pixels (N, 105, 105), True for ink"
     shrink = torch.nn.functional.adaptive_avg_pool2d
     parts = [shrink(part[:, None].float(), _sides(size)) for part in ink.split(2000)]
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
-
-def _omniglot_arrays(folder, size):
+# %% ../nbs/30_data.ipynb #0fc3631b
+def _omniglot_arrays(folder, size) -> tuple: # pixels, labels, classes, split
     "The two arrays of `DML_NB_DATA`: 20 drawings of each character, in order"
     rows = [row.split(',') for row in (folder/'alphabets.csv').read_text().split()[1:]]
     classes = [f'{row[1]}/{k + 1:02}' for row in rows for k in range(int(row[4]))]
-    images, split = [], []
-    for part, name in (('train', 'images_background'), ('test', 'images_evaluation')):
+    pixels, split = [], []
+    for part, name in _omniglot_parts.items():
         ink = torch.from_numpy(~_arrays(folder/f'{name}.npz')['images']).flatten(0, 1)
-        images.append(_shrunk_ink(ink, size))
+        pixels.append(_shrunk_ink(ink, size))
         split += [part] * len(ink)
-    labels = np.arange(len(split)) // 20
-    return ImageSet(torch.cat(images), labels, classes, split=split, name='omniglot')
+    return torch.cat(pixels), np.arange(len(split)) // 20, classes, split
 
 
-def _omniglot_folders(folder, size):
+def _omniglot_folders(folder, size) -> tuple: # pixels, labels, classes, split
     "The official layout: images_background/ALPHABET/characterNN/NNNN_DD.png"
     ink, labels, split, classes = [], [], [], []
-    for part, name in (('train', 'images_background'), ('test', 'images_evaluation')):
+    for part, name in _omniglot_parts.items():
         characters = sorted(p for p in (folder/name).glob('*/character*') if p.is_dir())
         for character in characters:
             files = sorted(character.glob('*.png'))
@@ -1082,37 +1166,33 @@ def _omniglot_folders(folder, size):
             split += [part] * len(files)
             classes.append(f'{character.parent.name}/{character.name[-2:]}')
     _check_classes('omniglot', labels, classes)
-    pixels = _shrunk_ink(torch.stack(ink), size)
-    return ImageSet(pixels, labels, classes, split=split, name='omniglot')
+    return _shrunk_ink(torch.stack(ink), size), labels, classes, split
 
 
 def _omniglot(root=None, download=False, size=28) -> ImageSet:
     "Lake, Salakhutdinov and Tenenbaum's Omniglot (2015); in order of character, then drawer."
     _sides(size)
-    arrays = 'images_background.npz', 'images_evaluation.npz', 'alphabets.csv'
-    folders = 'images_background', 'images_evaluation'
-    base = _base(root)
-    for again in (False, True):
-        for folder in (base, base/'omniglot', base/'omniglot-py'):
-            if all((folder/file).is_file() for file in arrays):
-                return _omniglot_arrays(folder, size)
-            if all((folder/file).is_dir() for file in folders):
-                return _omniglot_folders(folder, size)
-        if not again and download:
-            from torchvision.datasets import Omniglot
-            parts = {'background': True}, {'background': False}
-            _fetch_torchvision('omniglot', root, Omniglot, *parts)
+    folders = list(_omniglot_parts.values())
+    arrays = [f'{folder}.npz' for folder in folders] + ['alphabets.csv']
+    parts = {'background': True}, {'background': False}
+    fetch = partial(_fetch_torchvision, 'omniglot', root, 'Omniglot', *parts)
     source = 'Brenden Lake (github.com/brendenlake/omniglot), or download=True'
-    _find('omniglot', root, ['omniglot-py'], folders, source)
+    folder, files = _find('omniglot', root, ['omniglot', 'omniglot-py'], [arrays, folders], source,
+                          fetch if download else None)
+    read = _omniglot_arrays if files == arrays else _omniglot_folders
+    pixels, labels, classes, split = read(folder, size)
+    return ImageSet(pixels, labels, classes, split=split, name='omniglot')
 
 # %% ../nbs/30_data.ipynb #aa347d8e
+def _lines(path) -> list: # of strings
+    with _reading(path, 'text is wanted'):
+        return Path(path).read_text(encoding='utf-8').splitlines()
+
+
 def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
     "Lines of `count` values; `last`: the last one may hold blanks"
-    try: lines = Path(path).read_text(encoding='utf-8').splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f'{path}: text is wanted, it cannot be read ({error})') from error
     rows = []
-    for number, line in enumerate(lines[skip:], skip + 1):
+    for number, line in enumerate(_lines(path)[skip:], skip + 1):
         if not line.strip(): continue
         row = line.split(None, count - 1) if last else line.split()
         if len(row) != count:
@@ -1121,16 +1201,7 @@ def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
         rows.append([value.strip() for value in row])
     return rows
 
-
-def _integers(path, values) -> list:
-    "Strings as integers; ValueError names the one that is none"
-    values = list(values)
-    for value in values:
-        if not re.fullmatch(r'-?\d{1,18}', value):
-            raise ValueError(f'{path}: integers are wanted, {value!r} was given')
-    return [int(value) for value in values]
-
-
+# %% ../nbs/30_data.ipynb #8a1786ad
 def _by_number(path) -> dict: # {number: text}
     "A list of CUB: a number and a text in each line, each number once"
     rows = _fields(path, 2, last=True)
@@ -1141,14 +1212,15 @@ def _by_number(path) -> dict: # {number: text}
     return dict(zip(numbers, [text for _, text in rows]))
 
 
-def _cub200_index(folder, files='images.txt'):
-    "Files, labels, classes and split of CUB_200_2011: classes 1 to 100 train"
-    names, classes = _by_number(folder/files), _by_number(folder/'classes.txt')
+def _cub200_index(folder) -> tuple: # files, labels, classes, split
+    "The lists of CUB_200_2011: classes 1 to 100 train"
+    names = _by_number(folder/'images.txt')
+    classes = _by_number(folder/'classes.txt')
     labels = _by_number(folder/'image_class_labels.txt')
     labels = dict(zip(labels, _integers(folder/'image_class_labels.txt', labels.values())))
     if odd := sorted(names.keys() ^ labels.keys()):
         raise ValueError(f'{folder}: a label for each picture is wanted, picture {odd[0]} is not '
-                         f'in both of {files} and image_class_labels.txt')
+                         'in both of images.txt and image_class_labels.txt')
     if odd := sorted(set(labels.values()) - classes.keys()):
         raise ValueError(f'{folder}: a name for each class is wanted, class {odd[0]} is not in '
                          'classes.txt')
@@ -1160,24 +1232,19 @@ def _cub200_index(folder, files='images.txt'):
     return files, [place[labels[i]] for i in items], [classes[c] for c in order], split
 
 
-def _cub200(root=None, download=False, **options) -> ImageSet:
+def _cub200(root=None, **options) -> ImageSet:
     "Wah, Branson, Welinder, Perona and Belongie's Caltech-UCSD Birds-200-2011"
-    _no_download('cub200', download)
-    lists = 'images.txt', 'image_class_labels.txt', 'classes.txt', 'images'
+    lists = ['images.txt', 'image_class_labels.txt', 'classes.txt', 'images']
     source = 'Caltech (CUB_200_2011.tgz, data.caltech.edu/records/65de6-vp158)'
-    folder = _find('cub200', root, ['cub200', 'CUB_200_2011'], lists, source)
-    files, labels, classes, split = _cub200_index(folder)
-    pictures = _Folder(folder/'images')
-    return _picture_set('cub200', pictures, files, labels, classes, split, **options)
+    folder, _ = _find('cub200', root, ['cub200', 'CUB_200_2011'], [lists], source)
+    return _picture_set('cub200', _Folder(folder/'images'), *_cub200_index(folder), **options)
 
-
+# %% ../nbs/30_data.ipynb #40f5522e
 def _matlab(path, variable) -> np.ndarray: # one dimension
     "A variable of a .mat file"
     from scipy.io import loadmat
-    try: return np.atleast_1d(loadmat(path, squeeze_me=True)[variable])
-    except Exception as error:
-        raise ValueError(f'{path}: a MATLAB file with {variable} is wanted, this cannot be read '
-                         f'({error})') from error
+    with _reading(path, f'a MATLAB file with {variable} is wanted', 'this cannot be read'):
+        return np.atleast_1d(loadmat(path, squeeze_me=True)[variable])
 
 
 def _cars_rows(path, folder, file_key) -> tuple: # names and class numbers
@@ -1190,7 +1257,7 @@ def _cars_rows(path, folder, file_key) -> tuple: # names and class numbers
     return [f'{folder}{row[file_key]}' for row in rows], _integers(path, map(str, rows['class']))
 
 
-def _cars_parts(files, numbers, classes):
+def _cars_parts(files, numbers, classes) -> tuple: # files, labels, classes, split
     "Labels and split of Cars196: classes 1 to 98 train"
     if not 1 <= min(numbers) <= max(numbers) <= len(classes):
         raise ValueError(f'cars196: classes from 1 to {len(classes)} are wanted, '
@@ -1198,41 +1265,35 @@ def _cars_parts(files, numbers, classes):
     split = np.where(np.array(numbers) <= 98, 'train', 'test')
     return files, [c - 1 for c in numbers], classes, split
 
-
-def _cars196_index(folder):
-    "Files, labels, classes and split, from cars_annos.mat or from the devkit"
-    if (folder/'cars_annos.mat').is_file():
-        found = _cars_rows(folder/'cars_annos.mat', '', 'relative_im_path')
-        return _cars_parts(*found, _matlab(folder/'cars_annos.mat', 'class_names').tolist())
+# %% ../nbs/30_data.ipynb #a72c72b8
+def _cars196_index(folder) -> tuple: # files, labels, classes, split
+    "What is in cars_annos.mat or in the devkit"
+    annos = folder/'cars_annos.mat'
+    if annos.is_file():
+        found = _cars_rows(annos, '', 'relative_im_path')
+        return _cars_parts(*found, _matlab(annos, 'class_names').tolist())
     devkit = folder/'devkit'
     test = folder/'cars_test_annos_withlabels.mat'
     if not test.is_file(): test = devkit/test.name
-    parts = (_cars_rows(devkit/'cars_train_annos.mat', 'cars_train/', 'fname'),
-             _cars_rows(test, 'cars_test/', 'fname'))
+    files, numbers = _cars_rows(devkit/'cars_train_annos.mat', 'cars_train/', 'fname')
+    test_files, test_numbers = _cars_rows(test, 'cars_test/', 'fname')
     names = _matlab(devkit/'cars_meta.mat', 'class_names').tolist()
-    return _cars_parts(parts[0][0] + parts[1][0], parts[0][1] + parts[1][1], names)
+    return _cars_parts(files + test_files, numbers + test_numbers, names)
 
 
-def _cars196(root=None, download=False, **options) -> ImageSet:
+def _cars196(root=None, **options) -> ImageSet:
     "Krause, Stark, Deng and Fei-Fei's Stanford Cars (2013)"
-    _no_download('cars196', download)
-    places = ['cars196', 'stanford_cars']
-    base = _base(root)
-    folder = next((base/p for p in ('.', *places) if (base/p/'cars_annos.mat').is_file()), None)
-    if folder is None:
-        lists = ['devkit/cars_train_annos.mat', 'devkit/cars_meta.mat', 'cars_train', 'cars_test']
-        test = 'devkit/cars_test_annos_withlabels.mat'
-        inside = any((base/p/test).is_file() for p in ('.', *places))
-        lists.append(test if inside else test.removeprefix('devkit/'))
-        source = ('Krause et al., Stanford (the devkit and its pictures, or cars_annos.mat with '
-                  'car_ims/; their page is gone, torchvision names mirrors under StanfordCars)')
-        folder = _find('cars196', root, places, lists, source)
-    files, labels, classes, split = _cars196_index(folder)
-    return _picture_set('cars196', _Folder(folder), files, labels, classes, split, **options)
+    devkit = ['devkit/cars_train_annos.mat', 'devkit/cars_meta.mat', 'cars_train', 'cars_test']
+    test = 'cars_test_annos_withlabels.mat'
+    layouts = [['cars_annos.mat'], [*devkit, f'devkit/{test}'], [*devkit, test]]
+    source = ('Krause et al., Stanford (the devkit and its pictures, or cars_annos.mat with '
+              'car_ims/; their page is gone, torchvision names mirrors under StanfordCars)')
+    folder, _ = _find('cars196', root, ['cars196', 'stanford_cars'], layouts, source)
+    return _picture_set('cars196', _Folder(folder), *_cars196_index(folder), **options)
 
-# %% ../nbs/30_data.ipynb #aeffef71
-def _sop_index(folder):
-    "Files, labels, classes and split of Stanford Online Products"
+# %% ../nbs/30_data.ipynb #e0ea9186
+def _sop_index(folder) -> tuple: # files, labels, classes, split
+    "The two lists of Stanford Online Products"
     files, numbers, split = [], [], []
     for part in ('train', 'test'):
         path = folder/f'Ebay_{part}.txt'
@@ -1245,23 +1306,21 @@ def _sop_index(folder):
     return files, labels, classes, np.array(split)
 
 
-def _sop(root=None, download=False, **options) -> ImageSet:
+def _sop(root=None, **options) -> ImageSet:
     "Oh Song, Xiang, Jegelka and Savarese's Stanford Online Products (2016)"
-    _no_download('sop', download)
     source = ('Oh Song et al., Stanford (Stanford_Online_Products.zip, '
               'cvgl.stanford.edu/projects/lifted_struct)')
     places = ['sop', 'Stanford_Online_Products']
-    folder = _find('sop', root, places, ['Ebay_train.txt', 'Ebay_test.txt'], source)
-    files, labels, classes, split = _sop_index(folder)
-    return _picture_set('sop', _Folder(folder), files, labels, classes, split, **options)
+    folder, _ = _find('sop', root, places, [['Ebay_train.txt', 'Ebay_test.txt']], source)
+    return _picture_set('sop', _Folder(folder), *_sop_index(folder), **options)
 
-
-def _inshop_index(path):
-    "Files, labels, classes and split (train, query, gallery) of In-Shop"
+# %% ../nbs/30_data.ipynb #200f1862
+def _inshop_index(path) -> tuple: # files, labels, classes, split
+    "The list of In-Shop: train, query, gallery"
     rows = _fields(path, 3, skip=2)
-    parts = 'train', 'query', 'gallery'
-    for _, _, part in rows: _choice(f'{path}: evaluation_status', part, parts)
-    stated = _integers(path, Path(path).read_text(encoding='utf-8').split('\n')[0].split())
+    for _, _, part in rows:
+        _choice(f'{path}: evaluation_status', part, ('train', 'query', 'gallery'))
+    stated = _integers(path, ' '.join(_lines(path)[:1]).split())
     if stated != [len(rows)]:
         raise ValueError(f'{path}: as many rows as its first line says are wanted, {stated} is '
                          f'said and {len(rows):,} were given')
@@ -1269,21 +1328,17 @@ def _inshop_index(path):
     return [file for file, _, _ in rows], labels, classes, np.array([part for _, _, part in rows])
 
 
-def _inshop(root=None, download=False, **options) -> ImageSet:
+def _inshop(root=None, **options) -> ImageSet:
     "Liu, Luo, Qiu, Wang and Tang's DeepFashion In-shop Clothes Retrieval (2016)"
-    _no_download('inshop', download)
     source = ('Liu et al., DeepFashion, In-shop Clothes Retrieval '
               '(mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html)')
-    lists = 'Eval/list_eval_partition.txt', 'list_eval_partition.txt'
-    base = _base(root)
+    layouts = ['list_eval_partition.txt'], ['Eval/list_eval_partition.txt']
     places = ['inshop', 'In-shop', 'In-shop Clothes Retrieval Benchmark']
-    inner = any((base/p/lists[1]).is_file() for p in ('.', *places))
-    folder = _find('inshop', root, places, [lists[1] if inner else lists[0]], source)
-    files, labels, classes, split = _inshop_index(folder/(lists[1] if inner else lists[0]))
+    folder, (partition,) = _find('inshop', root, places, layouts, source)
     pictures = _Folder(folder/'Img' if (folder/'Img').is_dir() else folder)
-    return _picture_set('inshop', pictures, files, labels, classes, split, **options)
+    return _picture_set('inshop', pictures, *_inshop_index(folder/partition), **options)
 
-
+# %% ../nbs/30_data.ipynb #71e4e0d0
 def _market1501_index(parts): # {split: names of pictures with their folder}
     "Files, labels, classes, split and camera of Market-1501, all from the names"
     files, people, split, camera = [], [], [], []
@@ -1302,29 +1357,20 @@ def _market1501_index(parts): # {split: names of pictures with their folder}
     return files, labels, classes, np.array(split), np.array(camera)
 
 
-def _market1501(root=None, download=False, **options) -> ImageSet:
-    """Zheng, Shen, Tian, Wang, Wang and Tian's Market-1501 (2015).
-
-    The distractors of the gallery are the class `0000`, which no query is of. Its junk (`-1`) is
-    unlabelled and has a split of its own, because the protocol leaves it out."""
-    _no_download('market1501', download)
+def _market1501(root=None, **options) -> ImageSet:
+    "Zheng, Shen, Tian, Wang, Wang and Tian's Market-1501 (2015)"
     parts = {'train': 'bounding_box_train', 'query': 'query', 'gallery': 'bounding_box_test'}
     source = 'Zheng et al. (Market-1501-v15.09.15.zip, zheng-lab-anu.github.io)'
     places = ['market1501', 'Market-1501-v15.09.15']
-    folder = _find('market1501', root, places, list(parts.values()), source)
+    folder, _ = _find('market1501', root, places, [list(parts.values())], source)
     names = {part: sorted(f'{inner}/{p.name}' for p in (folder/inner).glob('*.jpg'))
              for part, inner in parts.items()}
-    files, labels, classes, split, camera = _market1501_index(names)
-    return _picture_set('market1501', _Folder(folder), files, labels, classes, split, camera,
-                        **options)
+    return _picture_set('market1501', _Folder(folder), *_market1501_index(names), **options)
 
 # %% ../nbs/30_data.ipynb #731731a7
 def _read_pairs(path) -> list: # of ((person, number), (person, number), same, fold)
     "The official format: a head of folds and n, then n pairs of one person and n of two, each fold"
-    try: lines = Path(path).read_text(encoding='utf-8').splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f'{path}: text is wanted, it cannot be read ({error})') from error
-    rows = [line.split() for line in lines if line.strip()]
+    rows = [line.split() for line in _lines(path) if line.strip()]
     head = _integers(path, rows[0]) if rows else []
     if len(head) not in (1, 2) or min(head) < 1:
         raise ValueError(f'{path}: a number of folds and of pairs is wanted at its head, '
@@ -1345,7 +1391,7 @@ def _read_pairs(path) -> list: # of ((person, number), (person, number), same, f
         pairs.append(((row[0], i), (second, j), same, fold))
     return pairs
 
-
+# %% ../nbs/30_data.ipynb #cb031478
 def _lfw_pairs(path, files) -> np.ndarray: # (P, 4) int64
     "Pairs as places among the files PERSON/PERSON_NNNN.jpg"
     place = {PurePosixPath(file).stem: k for k, file in enumerate(files)}
@@ -1367,24 +1413,21 @@ def _fetch_lfw(root):
 
 def _lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSet:
     "Huang, Ramesh, Berg and Learned-Miller's Labeled Faces in the Wild (2007), with its pairs"
-    base = _base(root)
-    places = ['lfw', 'lfw-py', 'lfw_home']
-    inner = 'lfw_funneled', 'lfw', 'lfw-deepfunneled', '.'
     wanted = '.' if pairs is None else pairs
 
-    def find():
-        for place in (base, *(base/p for p in places)):
-            for faces in (place/folder for folder in inner):
-                near = [p for p in (place, faces) if (p/wanted).exists()]
-                if near and next(faces.glob('*/*_0001.jpg'), None): return faces, near[0]
-    found = find()
-    if found is None and download:
-        _fetch_lfw(root)
-        found = find()
-    if found is None:
-        source = 'Huang et al. (vis-www.cs.umass.edu/lfw), or download=True'
-        _find('lfw', root, places, ['lfw_funneled/PERSON/PERSON_0001.jpg', wanted], source)
-    faces, near = found
+    def look(place):
+        "The folder of faces, and the one that the pairs lie in"
+        for inner in ('lfw_funneled', 'lfw', 'lfw-deepfunneled', '.'):
+            faces = place/inner
+            near = [p for p in (place, faces) if (p/wanted).exists()]
+            if near and next(faces.glob('*/*_0001.jpg'), None):
+                return faces, near[0]
+
+    places = ['lfw', 'lfw-py', 'lfw_home']
+    files = ['lfw_funneled/PERSON/PERSON_0001.jpg', wanted]
+    source = 'Huang et al. (vis-www.cs.umass.edu/lfw), or download=True'
+    fetch = partial(_fetch_lfw, root) if download else None
+    faces, near = _find('lfw', root, places, [files], source, fetch, look)
     images = _folder(faces, name='lfw', **(options | {'on_error': 'raise'}))
     if pairs is not None:
         files = [p.relative_to(faces).as_posix() for p in images.source.paths]
@@ -1392,41 +1435,41 @@ def _lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSet:
     return _without_broken(images) if options.get('on_error') == 'skip' else images
 
 # %% ../nbs/30_data.ipynb #e6252d40
-def _cub_50(root=None, download=False, **options) -> ImageSet: # 2,889 images, 50 classes
+def _small_csv(name, root, original, **options) -> ImageSet:
+    "A stand-in made of a larger set: a table and a zip"
+    source = f'where DML_NB_DATA comes from, or make it from {original}'
+    folder, _ = _find(name, root, [name], [['labels.csv', 'images.zip']], source)
+    called = {'label': 'class_id'}
+    return _csv(folder/'labels.csv', name, called, folder/'images.zip', **options)
+
+
+def _cub_50(root=None, **options) -> ImageSet: # 2,889 images, 50 classes
     "The first 50 classes of CUB-200-2011, shorter side 128; 25 train, 25 test"
-    source = 'where DML_NB_DATA comes from, or make it from CUB_200_2011'
-    folder = _find('cub-50', root, ['cub-50'], ['labels.csv', 'images.zip'], source)
-    return _csv(folder/'labels.csv', download, 'cub-50', {'label': 'class_id'},
-                folder/'images.zip', **options)
+    return _small_csv('cub-50', root, 'CUB_200_2011', **options)
 
 
-def _cars196_train_crops(root=None, download=False, **options) -> ImageSet: # 8,144 images
+def _cars196_train_crops(root=None, **options) -> ImageSet: # 8,144 images
     "The training half of Cars196 cut to boxes, shorter side 112; 98 classes train, 98 test"
-    source = 'where DML_NB_DATA comes from, or make it from cars196'
-    name = 'cars196-train-crops'
-    folder = _find(name, root, [name], ['labels.csv', 'images.zip'], source)
-    return _csv(folder/'labels.csv', download, name, {'label': 'class_id'}, folder/'images.zip',
-                **options)
+    return _small_csv('cars196-train-crops', root, 'cars196', **options)
 
 
-def _orl_faces(root=None, download=False, mode='L', size=(112, 92), **options) -> ImageSet:
+def _orl_faces(root=None, mode='L', size=(112, 92), **options) -> ImageSet:
     "AT&T Laboratories Cambridge's Database of Faces: 40 people × 10, 92×112; 20 train, 20 test"
     source = 'AT&T Laboratories Cambridge (att_faces.zip, cam-orl.co.uk/facedatabase.html)'
-    folder = _find('orl-faces', root, ['orl-faces'], ['att_faces.zip'], source)
+    folder, (archive,) = _find('orl-faces', root, ['orl-faces'], [['att_faces.zip']], source)
     options |= {'mode': mode, 'size': size}
-    images = _zip(folder/'att_faces.zip', download, 'orl-faces', natural=True, **options)
+    images = _zip(folder/archive, 'orl-faces', natural=True, **options)
     images.split = np.where(images.labels < 20, 'train', 'test')
     return images
 
 # %% ../nbs/30_data.ipynb #b608a5f4
-_sources = dict(
-    digits=_digits, mnist=_mnist, fashion_mnist=_fashion_mnist, cifar10=_cifar10,
-    cifar100=_cifar100, stl10=_stl10, omniglot=_omniglot, lfw=_lfw, cub200=_cub200,
-    cars196=_cars196, sop=_sop, inshop=_inshop, market1501=_market1501, folder=_folder, zip=_zip,
-    csv=_csv, features=_features)
-_sources['cub-50'] = _cub_50
-_sources['cars196-train-crops'] = _cars196_train_crops
-_sources['orl-faces'] = _orl_faces
+_sources = {
+    'digits': _digits, 'mnist': _mnist, 'fashion_mnist': _fashion_mnist, 'cifar10': _cifar10,
+    'cifar100': _cifar100, 'stl10': _stl10, 'omniglot': _omniglot, 'lfw': _lfw, 'cub200': _cub200,
+    'cars196': _cars196, 'sop': _sop, 'inshop': _inshop, 'market1501': _market1501,
+    'folder': _folder, 'zip': _zip, 'csv': _csv, 'features': _features, 'cub-50': _cub_50,
+    'cars196-train-crops': _cars196_train_crops, 'orl-faces': _orl_faces,
+}
 _by_ending = {'.zip': 'zip', '.csv': 'csv', '.npy': 'features', '.npz': 'features',
               '.safetensors': 'features'}
 
@@ -1434,16 +1477,26 @@ _by_ending = {'.zip': 'zip', '.csv': 'csv', '.npy': 'features', '.npz': 'feature
 def _name_and_path(name_or_path) -> tuple: # name of a source, path or ''
     "What is asked for; raises ValueError for neither a source nor something like a path"
     text = os.fspath(name_or_path)
-    name, colon, path = text.partition(':')
-    if not isinstance(name_or_path, os.PathLike) and name in _sources: return name, path
+    name, _, path = text.partition(':')
+    is_path = isinstance(name_or_path, os.PathLike)
+    if name in _sources and not is_path:
+        return name, path
     place = Path(text).expanduser()
     ending = _by_ending.get(place.suffix.lower())
     if ending and not place.is_dir(): return ending, text
-    is_path = isinstance(name_or_path, os.PathLike) or os.sep in text
-    if is_path or (text and place.is_dir()):
+    if is_path or os.sep in text or (text and place.is_dir()):
         return 'folder', text
     raise ValueError(f'data: a source or a folder is wanted, {name_or_path!r} was given; possible '
                      f'are {", ".join(_sources)}; NAME:PATH says where the files lie')
+
+# %% ../nbs/30_data.ipynb #4285abd4
+def _options_of(reader) -> list:
+    "Names of what a reader takes beyond `root` and `download`"
+    parameters = inspect.signature(reader).parameters
+    names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
+    if 'options' in parameters:
+        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error') if n not in names]
+    return names
 
 
 def load_data(
@@ -1469,16 +1522,12 @@ def load_data(
             known = ', '.join(taken) or 'it has none'
             raise TypeError(f'{option}: an option of {name} is wanted ({known}), '
                             f'{option}= was given')
-    return reader(root if root is not None else path or None, download, **options)
-
-
-def _options_of(reader) -> list:
-    "Names of what a reader takes beyond `root` and `download`"
-    parameters = inspect.signature(reader).parameters
-    names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
-    if 'options' in parameters:
-        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error') if n not in names]
-    return names
+    if 'download' in inspect.signature(reader).parameters:
+        options['download'] = download
+    elif download:
+        raise ValueError(f'download: False is wanted, {name} is only read from disk; '
+                         f'{download!r} was given')
+    return reader(root if root is not None else path or None, **options)
 
 # %% ../nbs/30_data.ipynb #71ce7e83
 def _label_array(labels) -> np.ndarray: # (N,) int64
@@ -1515,10 +1564,13 @@ def split_by_class(
     Raises ValueError if a training class is absent or nothing is left on one side."""
     labels = _label_array(labels)
     present = np.unique(labels[labels >= 0])
-    if train_classes is None: chosen = present[:(len(present) + 1) // 2]
-    else: chosen = np.unique(_label_array(list(train_classes)))
+    if train_classes is None:
+        chosen = present[:(len(present) + 1) // 2]
+    else:
+        chosen = np.unique(_label_array(list(train_classes)))
     absent = sorted(set(chosen.tolist()) - set(present.tolist()))
-    if absent: raise ValueError(f'train_classes: some of the labels are wanted, {absent} was given')
+    if absent:
+        raise ValueError(f'train_classes: some of the labels are wanted, {absent} was given')
     if not 0 < len(chosen) < len(present):
         raise ValueError('train_classes: at least one class on each side is wanted, '
                          f'{len(chosen)} of {len(present)} was given')
@@ -1526,6 +1578,16 @@ def split_by_class(
     return np.flatnonzero(inside), np.flatnonzero(~inside & (labels >= 0))
 
 # %% ../nbs/30_data.ipynb #0767b49e
+def _crop_sides(x, side) -> tuple: # height, width
+    "ValueError unless the crop lies inside the picture"
+    height, width = _sides(side)
+    H, W = x.shape[-2:]
+    if height > H or width > W:
+        raise ValueError(f'side: at most the {H}×{W} of the pictures is wanted, '
+                         f'{height}×{width} was given')
+    return height, width
+
+
 def crop_and_flip(
     x:Tensor, # (C, H, W), or (B, C, H, W), each picture of which has its own crop
     generator:torch.Generator=None, # on the CPU; None: torch's own
@@ -1534,13 +1596,13 @@ def crop_and_flip(
     pad:int=0, # black pixels on every side first, as is usual for people: side=(256, 128), pad=10
 ) -> Tensor: # (C, h, w) or (B, C, h, w)
     "A random crop, mirrored at random. Raises ValueError for pictures smaller than the crop."
-    height, width = _sides(side)
     check_number('flip', flip, lo=0, hi=1)
     pad = check_number('pad', pad, lo=0, integer=True)
-    if x.ndim == 3: return crop_and_flip(x[None], generator, side, flip, pad)[0]
+    if x.ndim == 3:
+        return crop_and_flip(x[None], generator, side, flip, pad)[0]
     x = torch.nn.functional.pad(x, (pad, pad, pad, pad))
+    height, width = _crop_sides(x, side)
     B, _, H, W = x.shape
-    _check_crop(H, W, height, width)
     down = torch.randint(H - height + 1, (B, 1), generator=generator) + torch.arange(height)
     right = torch.randint(W - width + 1, (B, 1), generator=generator) + torch.arange(width)
     mirrored = torch.rand(B, 1, generator=generator) < flip
@@ -1549,24 +1611,17 @@ def crop_and_flip(
     by_pixel = x.permute(0, 2, 3, 1)                                        # (B, H, W, C)
     return by_pixel[item, down.to(x.device)[:, :, None], right[:, None]].permute(0, 3, 1, 2)
 
-
+# %% ../nbs/30_data.ipynb #34d4c152
 def center_crop(
     x:Tensor, # (C, H, W) or (B, C, H, W)
     side=224, # of the crop, or (height, width)
 ) -> Tensor: # (C, h, w) or (B, C, h, w)
     "What lies about the centre. Raises ValueError for pictures smaller than the crop."
-    height, width = _sides(side)
+    height, width = _crop_sides(x, side)
     H, W = x.shape[-2:]
-    _check_crop(H, W, height, width)
-    down, right = (H - height) // 2, (W - width) // 2
+    down = (H - height) // 2
+    right = (W - width) // 2
     return x[..., down:down + height, right:right + width]
-
-
-def _check_crop(H, W, height, width):
-    "ValueError unless the crop lies inside the picture"
-    if height > H or width > W:
-        raise ValueError(f'side: at most the {H}×{W} of the pictures is wanted, '
-                         f'{height}×{width} was given')
 
 
 def pad_to_square(
@@ -1588,15 +1643,19 @@ class _Transformed:
         self.function = function
 
     @property
-    def shape(self): return tuple(self[0].shape) if len(self) else self.source.shape
+    def shape(self):
+        return tuple(self[0].shape) if len(self) else self.source.shape
 
-    def __len__(self): return len(self.source)
+    def __len__(self):
+        return len(self.source)
 
     def __getitem__(self, i):
-        if np.ndim(i): return _stack([self[j] for j in i], self.source.shape)
+        if np.ndim(i):
+            return _stack([self[j] for j in i], self.source.shape)
         return self.function(self.source[i])
 
-    def raw(self, i): return self.source.raw(i)
+    def raw(self, i):
+        return self.source.raw(i)
 
 
 @patch
@@ -1605,8 +1664,8 @@ def transformed(
     function, # of a picture (C, H, W), or of a vector (F,), giving another
 ) -> ImageSet:
     "The same items, each put through a function whenever it is asked for."
-    changed = object.__new__(ImageSet)
-    changed.__dict__.update(self.__dict__, source=_Transformed(self.source, function))
+    changed = copy(self)
+    changed.source = _Transformed(self.source, function)
     return changed
 
 # %% ../nbs/30_data.ipynb #f215954d
@@ -1619,7 +1678,8 @@ class _TurnedImages:
         self.source = source
         self.shape = source.shape
 
-    def __len__(self): return 8 * len(self.source)
+    def __len__(self):
+        return 8 * len(self.source)
 
     def __getitem__(self, i):
         if np.ndim(i): return _stack([self[j] for j in i], self.shape)
@@ -1631,9 +1691,11 @@ class _TurnedImages:
         x = torch.rot90(x, k % 4, (1, 2))
         return x.flip(2) if k >= 4 else x
 
-    def raw(self, i): return bytes([i // len(self.source)]) + self.source.raw(i % len(self.source))
+    def raw(self, i):
+        k, i = divmod(int(i), len(self.source))
+        return bytes([k]) + self.source.raw(i)
 
-
+# %% ../nbs/30_data.ipynb #69eaf58c
 _positions = ['', ' 90°', ' 180°', ' 270°', ' flip', ' flip 90°', ' flip 180°', ' flip 270°']
 
 
@@ -1646,8 +1708,7 @@ def turn_classes(
     def turned_labels(labels):                              # (N,) -> (8·N,)
         return np.concatenate([np.where(labels < 0, -1, labels + k * C) for k in range(8)])
 
-    turned = object.__new__(ImageSet)
-    turned.__dict__.update(images.__dict__)
+    turned = copy(images)
     turned.source = _TurnedImages(images.source)
     turned.name = f'{images.name}, turned'
     turned.classes = [c + position for position in _positions for c in images.classes]
@@ -1656,6 +1717,7 @@ def turn_classes(
     for key in ('camera', 'split'):
         values = getattr(images, key)
         setattr(turned, key, None if values is None else np.tile(values, 8))
-    if hasattr(images, 'clean'): turned.clean = turned_labels(images.clean)     # of `noisy_images`
+    if hasattr(images, 'clean'):                            # of `noisy_images`
+        turned.clean = turned_labels(images.clean)
     turned.pairs = None                                     # of the pictures as they were
     return turned

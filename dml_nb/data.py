@@ -283,7 +283,7 @@ class _Archive:
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k != 'opened'} | {'process': None}
 
-
+# %% ../nbs/30_data.ipynb #ec17bec5
 class _Folder:
     "The files of a folder, under the same names as in an `_Archive`"
 
@@ -788,6 +788,11 @@ def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line':
     table = {key: [row[k] for _, row in rows] for key, k in place.items()}
     return table | {'line': [line for line, _ in rows]}
 
+
+def _cameras(path, table): # (N,) int64, or None
+    values = table.get('camera')
+    return None if values is None else np.array(_integers(path, values, ' as cameras'))
+
 # %% ../nbs/30_data.ipynb #faef3102
 def _inside(path, line, name):
     "The name of a file without detours; ValueError for one outside the folder of pictures"
@@ -817,11 +822,6 @@ def _beside(path, files, images):
     return bases[held.index(max(held))]
 
 # %% ../nbs/30_data.ipynb #56a8ecae
-def _cameras(path, table): # (N,) int64, or None
-    values = table.get('camera')
-    return None if values is None else np.array(_integers(path, values, ' as cameras'))
-
-
 def _class_names(path, labels, order, names):
     "Names of the classes in order, from a name in each row"
     name_of = {}
@@ -878,9 +878,6 @@ def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
             return {key: found[key] for key in found.files}
 
 # %% ../nbs/30_data.ipynb #1af473de
-_feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
-
-
 def _labels_beside(path) -> dict: # labels, and perhaps split and camera
     "What stands beside a `.npy`"
     array = path.with_suffix('.labels.npy')
@@ -893,6 +890,9 @@ def _labels_beside(path) -> dict: # labels, and perhaps split and camera
         return {'labels': table['label'], 'split': table.get('split'), 'camera': camera}
     raise FileNotFoundError(f'{path}: labels are wanted in {array.name}, or in a column label '
                             f'of {text.name}, or as labels=; none was given')
+
+# %% ../nbs/30_data.ipynb #0cfd0ac1
+_feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
 
 
 def _label_values(path, values) -> list:

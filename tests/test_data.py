@@ -339,6 +339,25 @@ def test_missing_sets_say_what_belongs_where(tmp_path, name):
     assert refused(lambda: load_data(f'{name}:{tmp_path}')) == said
 
 
+@pytest.mark.parametrize('name', ['cub200', 'cars196', 'sop', 'inshop', 'market1501', 'cub-50',
+                                  'orl-faces', 'folder', 'zip', 'csv', 'features'])
+def test_what_is_only_read_from_disk_is_not_downloaded(tmp_path, name):
+    refused(lambda: load_data(name, tmp_path, download=True), name, 'only read from disk')
+
+
+def test_the_nearest_layout_is_asked_for(tmp_path):
+    "The error speaks of the place and the layout of which most is there"
+    assert 'images_background, images_evaluation is' in refused(lambda: load_data('omniglot', tmp_path))
+    (tmp_path/'omniglot').mkdir()
+    (tmp_path/'omniglot'/'images_background.npz').touch()
+    said = refused(lambda: load_data('omniglot', tmp_path), f'wanted in {tmp_path}/omniglot,')
+    assert 'images_evaluation.npz, alphabets.csv is missing' in said
+    (tmp_path/'devkit').mkdir()
+    (tmp_path/'devkit'/'cars_test_annos_withlabels.mat').touch()
+    said = refused(lambda: load_data('cars196', tmp_path), 'cars_train, cars_test is missing')
+    assert f'devkit/cars_test_annos_withlabels.mat is wanted in {tmp_path},' in said
+
+
 # ---------------------------------------------------------------- official layouts
 
 
@@ -615,6 +634,13 @@ def test_idx_files(tmp_path, name, inner, zipped):
         assert images.split.tolist() == ['train'] * 3 + ['test'] * 2
         assert len(images.classes) == 10
     assert load_data(name, tmp_path, size=3).images().shape == (5, 1, 3, 3)
+    one = tmp_path/inner/f'train-labels-idx1-ubyte{".gz" if zipped else ""}'
+    other = one.with_suffix('' if zipped else '.gz')
+    other.write_bytes(idx(np.array([3, 1, 2])) if zipped else gzip.compress(one.read_bytes()))
+    one.unlink()  # some of them gzipped
+    assert load_data(name, tmp_path).labels.tolist() == [3, 1, 2, 5, 6]
+    other.rename(one.with_name('away'))
+    refused(lambda: load_data(name, tmp_path), 'train-labels-idx1-ubyte.gz is missing')
     ending = '.gz' if zipped else ''
     shutil.copy(
         tmp_path/inner/f't10k-labels-idx1-ubyte{ending}',
@@ -652,6 +678,8 @@ def test_cifar(tmp_path, name, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.CIFAR10, '_check_integrity', lambda self: True)
     monkeypatch.setattr(torchvision.datasets.cifar, 'check_integrity', lambda *args: True)
     images = load_data(name, tmp_path)
+    own = tmp_path / ('cifar-10-batches-py' if name == 'cifar10' else 'cifar-100-python')
+    assert load_data(name, own).sha256() == images.sha256()
     wanted = [y for k in range(len(train)) for y in (k, k + 5)] + [9, 4]
     assert images.labels.tolist() == wanted
     assert images.split.tolist()[-3:] == ['train', 'test', 'test']

@@ -347,7 +347,8 @@ def test_what_is_only_read_from_disk_is_not_downloaded(tmp_path, name):
 
 def test_the_nearest_layout_is_asked_for(tmp_path):
     "The error speaks of the place and the layout of which most is there"
-    assert 'images_background, images_evaluation is' in refused(lambda: load_data('omniglot', tmp_path))
+    said = refused(lambda: load_data('omniglot', tmp_path))
+    assert 'images_background, images_evaluation is' in said
     (tmp_path/'omniglot').mkdir()
     (tmp_path/'omniglot'/'images_background.npz').touch()
     said = refused(lambda: load_data('omniglot', tmp_path), f'wanted in {tmp_path}/omniglot,')

@@ -69,21 +69,50 @@ def log_sum_exp(
         total = total + plus * exp_(-top)
     return top + total.log(), e.div_(total.clamp(min=torch.finfo(x.dtype).tiny))
 
-# %% ../nbs/01_weighting.ipynb #93fddfaa
-def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
+# %% ../nbs/01_weighting.ipynb #ae2784f9
+def arguments(
+    obj, # a loss, a miner, a divergence, ...
+    without:tuple=('normalize', 'block'), # what every loss has, and none tells
+) -> dict: # name -> value
     "The arguments of an object's constructor, which it keeps under their own names."
     parameters = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
-    shown = []
-    for p in parameters:
-        if p.kind is not p.POSITIONAL_OR_KEYWORD or p.name in ('normalize', 'block'):
-            continue
-        if not hasattr(obj, p.name):
-            raise AttributeError(f'{type(obj).__name__}: an attribute {p.name} is wanted, since '
+    names = [p.name for p in parameters
+             if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in without]
+    for name in names:
+        if not hasattr(obj, name):
+            raise AttributeError(f'{type(obj).__name__}: an attribute {name} is wanted, since '
                                  'each argument of the constructor is kept under its own name')
-        shown.append(f'{p.name}={getattr(obj, p.name)!r}')
-    return ', '.join(shown)
+    return {name: getattr(obj, name) for name in names}
 
-# %% ../nbs/01_weighting.ipynb #dd337ac8
+
+def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
+    "The same, as an object prints them."
+    return ', '.join(f'{name}={value!r}' for name, value in arguments(obj).items())
+
+# %% ../nbs/01_weighting.ipynb #496ecf95
+def check_flag(name, value):
+    "Raise ValueError for other than True or False."
+    if not isinstance(value, bool):
+        raise ValueError(f'{name}: True or False is wanted, {value!r} was given')
+    return value
+
+
+def check_choice(name, value, *choices):
+    "Raise ValueError unless `value` is one of the choices."
+    if value not in choices:
+        wanted = ' or '.join(map(repr, choices))
+        raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
+    return value
+
+
+def check_generator(generator):
+    "Raise TypeError for other than a `torch.Generator` or None."
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError('generator: a torch.Generator, as torch.Generator().manual_seed(0), or '
+                        f'None is wanted, {generator!r} was given')
+    return generator
+
+# %% ../nbs/01_weighting.ipynb #93fddfaa
 class PairLoss(nn.Module):
     """A loss given by its value and its pair weights W = ∂L/∂S; a subclass says
     `value_and_weights(S, pairs)`. Its settings are plain attributes, read when they are used."""
@@ -99,11 +128,10 @@ class PairLoss(nn.Module):
         block:int=None, # rows of S at a time; None: by size and device
     ):
         super().__init__()
-        if not isinstance(normalize, bool):
-            raise ValueError(f'normalize: True or False is wanted, {normalize!r} was given')
+        self.normalize = check_flag('normalize', normalize)
         if block is not None:
             block = int(check_number('block', block, 1, integer=True))
-        self.normalize, self.block = normalize, block
+        self.block = block
         self._reduction = self.reductions[0]
         self._per_item = False
         self._register()
@@ -118,6 +146,9 @@ class PairLoss(nn.Module):
         super().__setstate__(state)
         self._register()                # a copy is another loss
 
+    def extra_repr(self):
+        return settings(self)
+
     def value_and_weights(
         self,
         S:Tensor, # (b, R) similarities of a block, read only; an anchor with itself means nothing
@@ -126,37 +157,18 @@ class PairLoss(nn.Module):
         "The formula and its derivative on one block of anchors."
         raise TypeError(f'{type(self).__name__} has no value_and_weights(S, pairs)')
 
-    def survey(self, S, pairs, accumulator):
-        "Fold a block into what this pass has gathered so far, None at its first block."
-        name = type(self).__name__
-        raise TypeError(f'{name} has surveys = {self.surveys}, '
-                        'and no survey(S, pairs, accumulator)')
+# %% ../nbs/01_weighting.ipynb #e33bbf47
+@patch(as_prop=True)
+def reduction(self:PairLoss):
+    "How the formula brings its terms together, or 'none' while fastai asks for items."
+    return 'none' if self._per_item else self._reduction
 
-    def conclude(self, accumulator, statistics):
-        "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."
-        return accumulator
 
-    @property
-    def terms(self):
-        "(weight, loss) of each term: a loss is a sum of one."
-        return [(1., self)]
-
-    @property
-    def reduction(self):
-        "How the formula brings its terms together, or 'none' while fastai asks for items."
-        return 'none' if self._per_item else self._reduction
-
-    @reduction.setter
-    def reduction(self, value):
-        if value != 'none' and value not in self.reductions:
-            wanted = ' or '.join(map(repr, self.reductions))
-            raise ValueError(f'reduction: {wanted} is wanted, {value!r} was given')
-        self._per_item = value == 'none'
-        if not self._per_item:
-            self._reduction = value
-
-    def extra_repr(self):
-        return settings(self)
+@patch(set_prop=True)
+def reduction(self:PairLoss, value):
+    if value != 'none':
+        self._reduction = check_choice('reduction', value, *self.reductions)
+    self._per_item = value == 'none'
 
 # %% ../nbs/01_weighting.ipynb #17b0cc55
 def ask(
@@ -178,7 +190,21 @@ def ask(
                         f'a {type(answer).__name__} was given')
     return answer
 
+# %% ../nbs/01_weighting.ipynb #65bdf9a5
+@patch
+def survey(self:PairLoss, S, pairs, accumulator):
+    "Fold a block into what this pass has gathered so far, None at its first block."
+    name = type(self).__name__
+    raise TypeError(f'{name} has surveys = {self.surveys}, '
+                    'and no survey(S, pairs, accumulator)')
 
+
+@patch
+def conclude(self:PairLoss, accumulator, statistics):
+    "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."
+    return accumulator
+
+# %% ../nbs/01_weighting.ipynb #3d092faf
 def survey_blocks(
     terms:list, # (weight, loss)
     blocks, # function without arguments, giving all (S, pairs)
@@ -203,6 +229,12 @@ def survey_blocks(
             statistics[i] = terms[i][1].conclude(accumulators[i], statistics[i])
     return statistics
 
+# %% ../nbs/01_weighting.ipynb #8291e8fb
+@patch(as_prop=True)
+def terms(self:PairLoss):
+    "(weight, loss) of each term: a loss is a sum of one."
+    return [(1., self)]
+
 
 def add_terms(
     terms:list, # (weight, loss)
@@ -222,7 +254,7 @@ def add_terms(
         W.add_(term_weights, alpha=weight)
     return value, W
 
-# %% ../nbs/01_weighting.ipynb #fbc0aeb2
+# %% ../nbs/01_weighting.ipynb #5ff8c45f
 def sweep(
     loss, # a `PairLoss`
     rows_of_S, # (first, last + 1, scratch) -> those rows of S (b, R), in the order of `batch.rows`
@@ -243,12 +275,32 @@ def sweep(
     blocks = new_blocks
     if len(cuts) == 1:                  # one block is made once for all passes
         only = list(new_blocks())
-        blocks = lambda: only
+
+        def blocks(): return only
+
     terms = loss.terms
     statistics = survey_blocks(terms, blocks)
     for S, pairs in blocks():
         yield pairs, *add_terms(terms, statistics, S, pairs)
     scratch.give_back()
+
+# %% ../nbs/01_weighting.ipynb #9250df92
+def weigh(
+    loss:PairLoss,
+    S:Tensor, # (B, R)
+    batch:Batch,
+) -> tuple: # value, W (B, R)
+    "Value and weights of a given S."
+    value = torch.zeros((), dtype=torch.float64, device=S.device)
+    W = torch.zeros_like(S)
+
+    def rows_of_S(lo, hi, scratch):
+        return S[batch.rows[lo:hi]]
+
+    for pairs, block_value, block_weights in sweep(loss, rows_of_S, batch):
+        value = value + block_value
+        W[pairs.rows] = block_weights
+    return value, W
 
 # %% ../nbs/01_weighting.ipynb #3151ad69
 class KnownGradient(torch.autograd.Function):
@@ -305,7 +357,7 @@ def tangent(
     along = (d * x).sum(1, keepdim=True)
     return d.addcmul_(x, along, value=-1).mul_(inverse)
 
-# %% ../nbs/01_weighting.ipynb #b59f0db7
+# %% ../nbs/01_weighting.ipynb #70373e7b
 def gradient_by_blocks(
     loss:PairLoss,
     x:Tensor, r:Tensor, # (B, D), (R, D) unit rows
@@ -335,33 +387,7 @@ def gradient_by_blocks(
         dx = dx.index_add_(0, batch.rows, d_anchors)
     return value, dx, dr
 
-
-def weigh(
-    loss:PairLoss,
-    S:Tensor, # (B, R)
-    batch:Batch,
-) -> tuple: # value, W (B, R)
-    "Value and weights of a given S."
-    value = torch.zeros((), dtype=torch.float64, device=S.device)
-    W = torch.zeros_like(S)
-
-    def rows_of_S(lo, hi, scratch):
-        return S[batch.rows[lo:hi]]
-
-    for pairs, block_value, block_weights in sweep(loss, rows_of_S, batch):
-        value = value + block_value
-        W[pairs.rows] = block_weights
-    return value, W
-
 # %% ../nbs/01_weighting.ipynb #7d1bd153
-def demanding_term(loss):
-    "The first term that wants integer classes of one batch and nothing else, or None."
-    for _, term in loss.terms:
-        if term.own_batch_only or term.indivisible != 'pair':
-            return term
-    return None
-
-
 def own_columns(self_index, B, R, device, alone):
     "(B,) the column of each anchor itself, -1 for none."
     if alone:
@@ -374,13 +400,21 @@ def own_columns(self_index, B, R, device, alone):
                          f'{int(own.max())} was given')
     return own
 
-
+# %% ../nbs/01_weighting.ipynb #206a00e1
 def label_batch(loss, y, y_ref, own):
     "Lists where the labels may be read on the host or must be, masks elsewhere."
     must = loss.indivisible == 'class'
     if not torch.compiler.is_compiling() and (own.device.type == 'cpu' or must):
         return ListBatch(y, y_ref, own)
     return Batch(y, y_ref, own)
+
+# %% ../nbs/01_weighting.ipynb #a3a0d831
+def demanding_term(loss):
+    "The first term that wants integer classes of one batch and nothing else, or None."
+    for _, term in loss.terms:
+        if term.own_batch_only or term.indivisible != 'pair':
+            return term
+    return None
 
 
 def make_batch(
@@ -675,7 +709,7 @@ class Kept(PairLoss):
         P, N = pairs.split(S, self.miner)
         return S.new_zeros(()), pairs.weights(-(P < inf).to(S.dtype), (N > -inf).to(S.dtype))
 
-
+# %% ../nbs/01_weighting.ipynb #5a7b83e9
 def check_object(
     name:str, # of the setting
     given, # what was given
@@ -712,26 +746,3 @@ def check_miner(miner):
     hint = ("; a miner of another library is called by itself, and the indices that it gives are "
             "passed to the loss as tuples=")
     return check_object('miner', miner, 'mine', 'MultiSimilarityMiner()', hint, arguments=3)
-
-
-def check_generator(generator):
-    "Raise TypeError for other than a `torch.Generator` or None."
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError('generator: a torch.Generator, as torch.Generator().manual_seed(0), or '
-                        f'None is wanted, {generator!r} was given')
-    return generator
-
-
-def check_choice(name, value, *choices):
-    "Raise ValueError unless `value` is one of the choices."
-    if value not in choices:
-        wanted = ' or '.join(map(repr, choices))
-        raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
-    return value
-
-
-def check_flag(name, value):
-    "Raise ValueError for other than True or False."
-    if not isinstance(value, bool):
-        raise ValueError(f'{name}: True or False is wanted, {value!r} was given')
-    return value

@@ -18,7 +18,6 @@ __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 's
            'extra_memory', 'write_json']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
-import inspect
 import json
 import os
 import pickle
@@ -34,11 +33,12 @@ from pathlib import Path
 
 import sympy as sp
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import Batch, ListBatch, inf, poisoned_memory, unit
-from .weighting import PairLoss, check_choice, check_object, weigh
+from .weighting import PairLoss, arguments, check_choice, check_object, weigh
 
 # %% ../nbs/02_check.ipynb #c44e6348
 def test_same(
@@ -345,17 +345,7 @@ def value_and_gradient(loss, z, *args, **options):
     value = loss(z, *args, **options)
     return value.detach(), torch.autograd.grad(value, z)[0]
 
-
-class NothingRead(TorchDispatchMode):
-    "Refuses operations whose result depends on the value of a float on the host"
-    readers = '_local_scalar_dense', 'nonzero', 'masked_select', 'is_nonzero', 'equal.default'
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        reads = any(name in str(func) for name in self.readers)
-        assert not (reads and args[0].is_floating_point()), f'{func} on a float'
-        return func(*args, **(kwargs or {}))
-
-# %% ../nbs/02_check.ipynb #1fad4230
+# %% ../nbs/02_check.ipynb #f0139f92
 def common_bad_input(loss, z, labels):
     wrong = [
         lambda: loss(z, labels.double()),
@@ -381,7 +371,7 @@ def common_bad_input(loss, z, labels):
             raise AssertionError(f'wrong input {number} was accepted')
     return len(wrong)
 
-
+# %% ../nbs/02_check.ipynb #0997dde4
 def common_other_forms(loss, z, labels):
     expected = value_and_gradient(loss, z, labels)
     forms = [labels.tolist(), labels.numpy(), labels.to(torch.int16), labels.numpy()[::-1][::-1],
@@ -398,7 +388,7 @@ def common_other_forms(loss, z, labels):
         test_same((value.detach(), sum(halves)), expected, rtol=1e-9, atol=1e-12)
     return len(forms)
 
-
+# %% ../nbs/02_check.ipynb #20e5f548
 def common_half_precision(loss, z, labels):
     for dtype in (torch.bfloat16, torch.float16):
         low = z.to(dtype)
@@ -411,7 +401,7 @@ def common_half_precision(loss, z, labels):
             test_same(low_gradient, gradient.to(dtype), rtol=.02, atol=1e-6)
     return 4
 
-
+# %% ../nbs/02_check.ipynb #4db63fb4
 def common_not_finite(loss, z, labels):
     for bad in (float('nan'), inf, -inf):
         broken = z.clone()
@@ -439,7 +429,7 @@ def common_degenerate(loss, z, labels):
     test_same(none, (torch.zeros_like(none[0]), torch.zeros_like(z)), atol=0.)
     return len(batches) + 1
 
-
+# %% ../nbs/02_check.ipynb #12bd97d9
 def common_blocks(loss, z, labels):
     expected = value_and_gradient(loss, z, labels)
     with poisoned_memory():
@@ -457,7 +447,7 @@ def common_blocks(loss, z, labels):
                       rtol=1e-9, atol=1e-12)
     return 6
 
-
+# %% ../nbs/02_check.ipynb #ff8a4f1a
 def common_copies(loss, z, labels):
     expected = value_and_gradient(loss, z, labels)
     with torch.inference_mode():
@@ -484,6 +474,16 @@ def common_copies(loss, z, labels):
     loss.reduction = before
     return 5
 
+# %% ../nbs/02_check.ipynb #d8efb7e1
+class NothingRead(TorchDispatchMode):
+    "Refuses operations whose result depends on the value of a float on the host"
+    readers = '_local_scalar_dense', 'nonzero', 'masked_select', 'is_nonzero', 'equal.default'
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        reads = any(name in str(func) for name in self.readers)
+        assert not (reads and args[0].is_floating_point()), f'{func} on a float'
+        return func(*args, **(kwargs or {}))
+
 
 def common_nothing_read(loss, z, labels):
     with NothingRead():
@@ -494,7 +494,7 @@ def common_nothing_read(loss, z, labels):
     loss(nowhere, torch.empty(24, dtype=torch.long, device='meta')).backward()
     return 2
 
-
+# %% ../nbs/02_check.ipynb #2d1d4350
 def common_compiled(loss, z, labels):
     torch.compiler.reset()                           # torch keeps eight versions of one function
     compiled = torch.compile(loss, fullgraph=True, backend='aot_eager')
@@ -507,14 +507,7 @@ def common_compiled(loss, z, labels):
         test_same(found, value_and_gradient(loss, z, *args, **options), rtol=1e-9, atol=1e-12)
     return len(calls)
 
-
-def arguments(loss) -> dict:
-    "The settings of a loss as its constructor takes them, without `normalize` and `block`."
-    parameters = list(inspect.signature(type(loss).__init__).parameters.values())[1:]
-    return {p.name: getattr(loss, p.name) for p in parameters
-            if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in ('normalize', 'block')}
-
-
+# %% ../nbs/02_check.ipynb #ddf03a11
 def common_settings(loss, z, labels, others, idle):
     known = arguments(loss)
     unknown = others.keys() - known.keys()
@@ -656,7 +649,7 @@ class above(sp.Function):
 
     @classmethod
     def eval(cls, x):
-        return sp.Integer(int(x > 0)) if x.is_number else None
+        return sp.Integer(bool(x > 0)) if x.is_number else None
 
     def fdiff(self, argindex=1):
         return sp.Integer(0)
@@ -676,7 +669,7 @@ def without_max(formula) -> sp.Expr:
 
     return sp.sympify(formula).replace(sp.Max, largest).replace(sp.Min, smallest)
 
-# %% ../nbs/02_check.ipynb #63bfc720
+# %% ../nbs/02_check.ipynb #a4d77e19
 class SympyLoss(PairLoss):
     "A loss made from a formula of one anchor's similarities; its weights are derived symbolically"
     reductions = 'sum', 'mean'
@@ -723,41 +716,43 @@ class SympyLoss(PairLoss):
         numbers = ''.join(f', {name}={value!r}' for name, value in self.numbers.items())
         return f'SympyLoss({self.formula}{numbers})'
 
-    def value_and_weights(self, S, pairs):
-        "Sums from the inside out, then their derivatives from the outside in."
-        P, N = pairs.split(S)
-        there = {pos: P < inf, neg: N > -inf}
-        P = P.masked_fill(~there[pos], 0.)
-        N = N.masked_fill(~there[neg], 0.)
-        count_pos, count_neg = (there[side].sum(1, keepdim=True).to(S.dtype)
-                                for side in (pos, neg))                # (b, 1)
-        sizes = [count.clamp(min=1) for count in (count_pos, count_neg)]   # 0, not 0 / 0
-        known = []                                                     # A_i (b, 1)
+# %% ../nbs/02_check.ipynb #75ffc2ed
+@patch
+def value_and_weights(self:SympyLoss, S, pairs):
+    "Sums from the inside out, then their derivatives from the outside in."
+    P, N = pairs.split(S)
+    there = {pos: P < inf, neg: N > -inf}
+    P = P.masked_fill(~there[pos], 0.)
+    N = N.masked_fill(~there[neg], 0.)
+    count_pos, count_neg = (there[side].sum(1, keepdim=True).to(S.dtype)
+                            for side in (pos, neg))                # (b, 1)
+    sizes = [count.clamp(min=1) for count in (count_pos, count_neg)]   # 0, not 0 / 0
+    known = []                                                     # A_i (b, 1)
 
-        def number(f):
-            later = [count_pos] * (len(self.sums) - len(known))        # not asked for yet
-            result = f(P, N, *sizes, *known, *later)
-            return torch.as_tensor(result, dtype=S.dtype, device=S.device)
+    def number(f):
+        later = [count_pos] * (len(self.sums) - len(known))        # not asked for yet
+        result = f(P, N, *sizes, *known, *later)
+        return torch.as_tensor(result, dtype=S.dtype, device=S.device)
 
-        def summed(terms, side):
-            return torch.where(there[side], terms, 0.).sum(1, keepdim=True)
+    def summed(terms, side):
+        return torch.where(there[side], terms, 0.).sum(1, keepdim=True)
 
-        for f, (_, side, _) in zip(self.summands, self.sums):
-            known.append(summed(number(f), side))
-        if self.needs_both:
-            counts = (count_pos > 0) & (count_neg > 0)
-        else:
-            counts = count_pos + count_neg > 0
-        value = torch.where(counts, number(self.outer), 0.).sum()
-        by_sum = [torch.where(counts, number(f), 0.) for f in self.by_sum]   # (b, 1) ∂F/∂A_i
-        for i, k, f in reversed(self.nested):
-            side = self.sums[i][1]
-            by_sum[k] = by_sum[k] + by_sum[i] * summed(number(f), side)
-        W = {pos: torch.zeros_like(P), neg: torch.zeros_like(N)}
-        for slope_of_sum, slope, (_, side, _) in zip(by_sum, self.slopes, self.sums):
-            W[side] = W[side] + torch.where(there[side], slope_of_sum * number(slope), 0.)
-        scale = 1 / pairs.batch.size if self._reduction == 'mean' else 1.
-        return value * scale, pairs.weights(W[pos] * scale, W[neg] * scale)
+    for f, (_, side, _) in zip(self.summands, self.sums):
+        known.append(summed(number(f), side))
+    if self.needs_both:
+        counts = (count_pos > 0) & (count_neg > 0)
+    else:
+        counts = count_pos + count_neg > 0
+    value = torch.where(counts, number(self.outer), 0.).sum()
+    by_sum = [torch.where(counts, number(f), 0.) for f in self.by_sum]   # (b, 1) ∂F/∂A_i
+    for i, k, f in reversed(self.nested):
+        side = self.sums[i][1]
+        by_sum[k] = by_sum[k] + by_sum[i] * summed(number(f), side)
+    W = {pos: torch.zeros_like(P), neg: torch.zeros_like(N)}
+    for slope_of_sum, slope, (_, side, _) in zip(by_sum, self.slopes, self.sums):
+        W[side] = W[side] + torch.where(there[side], slope_of_sum * number(slope), 0.)
+    scale = 1 / pairs.batch.size if self._reduction == 'mean' else 1.
+    return value * scale, pairs.weights(W[pos] * scale, W[neg] * scale)
 
 # %% ../nbs/02_check.ipynb #fc97e2bf
 def from_sympy(
@@ -785,7 +780,7 @@ def compare_speed(
                 seconds[name].append(time.perf_counter() - start)
     return {name: sorted(turns)[repeats // 2] for name, turns in seconds.items()}
 
-
+# %% ../nbs/02_check.ipynb #5da82971
 def extra_memory(
     setup:str, # Python source: imports, data, a small warm-up
     job:str, # Python source whose memory is wanted
@@ -831,7 +826,7 @@ def write_atomically(
         part.unlink(missing_ok=True)
         raise
 
-
+# %% ../nbs/02_check.ipynb #94d06c07
 def machine() -> dict:
     "Where numbers are computed."
     cpuinfo = Path('/proc/cpuinfo')
@@ -875,13 +870,10 @@ def exported(
 ):
     """The same object made by the exported class: what users import, and what a compiler can look
     up. Settings that the page itself defines are replaced likewise."""
-    names = [p.name for p in list(inspect.signature(type(obj).__init__).parameters.values())[1:]
-             if p.kind is p.POSITIONAL_OR_KEYWORD]
-
     def twin(value):
         own_class = type(value).__module__ == '__main__'
         known = own_class and hasattr(import_module(module), type(value).__name__)
         return exported(value, module) if known else value
 
-    given = {name: twin(getattr(obj, name)) for name in names}
+    given = {name: twin(value) for name, value in arguments(obj, without=()).items()}
     return getattr(import_module(module), type(obj).__name__)(**given)

@@ -59,7 +59,7 @@ class Entry:
     def module(self) -> str:
         "The module that explains it, without the package: 'losses.pairs'."
         loss = self()
-        explained = loss.losses[-1] if isinstance(loss, Sum) and type(loss) is Sum else loss
+        explained = loss.losses[-1] if type(loss) is Sum else loss
         return type(explained).__module__.removeprefix('dml_nb.')
 
     @property
@@ -75,16 +75,7 @@ class Entry:
         "Passes over S."
         return self.passes or str(1 + self().surveys)
 
-# %% ../../nbs/28_losses.catalogue.ipynb #7108df33
-def triplet_discrepancy(
-    margin:float=.1, # of the triplets
-    lam:float=.5, # weight of the discrepancy
-    eps:float=2.5e-3, # blur of the transport
-) -> PairLoss:
-    "Triplets beside the transport between classes: local + λ L^W (002, Eq. 5)."
-    return DCDL(Triplet(margin), Wasserstein(eps), lam)
-
-# %% ../../nbs/28_losses.catalogue.ipynb #5141d776
+# %% ../../nbs/28_losses.catalogue.ipynb #d2d7b2c5
 LOSSES = dict(
     contrastive=Entry(Contrastive, r'$[S-\lambda]_+$, $-S$', r'$1[S>\lambda]$',
         'Everything but which side of λ a negative is on; a positive at 0.99 is pulled as '
@@ -108,6 +99,10 @@ LOSSES = dict(
         'density of positives at $S$',
         'How far a negative overshoots: only how many positives lie just at its similarity '
         'counts.'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #afd231b3
+LOSSES.update(
     lifted_structure=Entry(
         LiftedStructure,
         r'$[\lambda+\log\sum_P e^{-S}+\log\sum_N e^{S}]_+$',
@@ -143,6 +138,10 @@ LOSSES = dict(
         'the same without mining',
         'the same',
         'The other side: positives do not know the negatives.'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #e28c4720
+LOSSES.update(
     dro=Entry(
         partial(DRO, MarginPair(), ChiSquareBall(1.)),
         'worst case over a set of weights',
@@ -160,6 +159,10 @@ LOSSES = dict(
         'Nothing, but a pair counts exponentially less the smaller its loss.'),
     dro_kl_grouped=Entry(DROKLGrouped, 'the same by anchor and kind', 'softmax',
         "Every pair that is not the anchor's."),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #be3e33d7
+LOSSES.update(
     triplet=Entry(Triplet, r'$[S_{an}-S_{ap}+m]_+$', 'positives within the margin',
         'By how much the margin is violated, and all that is beyond it.',
         '$c$'),
@@ -182,6 +185,19 @@ LOSSES = dict(
         '1 for each triplet',
         'All triplets that the selection did not draw.',
         '2'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #7108df33
+def triplet_discrepancy(
+    margin:float=.1, # of the triplets
+    lam:float=.5, # weight of the discrepancy
+    eps:float=2.5e-3, # blur of the transport
+) -> PairLoss:
+    "Triplets beside the transport between classes: local + λ L^W (002, Eq. 5)."
+    return DCDL(Triplet(margin), Wasserstein(eps), lam)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #5141d776
+LOSSES.update(
     selection_bias=Entry(
         partial(SelectionBias, HardTriplets()),
         'squared shift of the class means by selection',

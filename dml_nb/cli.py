@@ -112,7 +112,7 @@ def writable_folder(
         fail(f'{wanted}, {folder} was given, where {" and ".join(taken)} would be overwritten')
     return folder
 
-
+# %% ../nbs/63_cli.ipynb #49fd2bbe
 def listed_names(
     text:str, # names with commas between them
     option:str, # that they were given to
@@ -173,7 +173,7 @@ def print_table(
         table.add_row(row['loss'], *(plus_minus(row[key], key) for key in MEASURES))
     console.print(table)
 
-
+# %% ../nbs/63_cli.ipynb #14b6a601
 def save_comparison(
     results:dict, # from `run_all`
     images, # the `ImageSet`

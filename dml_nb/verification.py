@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 from .clustering import _classes, _rows
@@ -37,8 +38,8 @@ class VerificationReport(dict):
         bin_width:float=0., # how far a score may lie above its threshold
     ):
         self._thresholds = np.concatenate([[np.inf], thresholds])
-        self._accepted = np.concatenate([[0], positives.cumsum()])          # same pairs, score ≥ t
-        self._wrong = np.concatenate([[0], negatives.cumsum()])             # different pairs
+        self._accepted = np.concatenate([[0], positives.cumsum()])      # same pairs, score ≥ t
+        self._wrong = np.concatenate([[0], negatives.cumsum()])         # different pairs
         P, N = int(self._accepted[-1]), int(self._wrong[-1])
         above = self._accepted[:-1].astype(float)                           # same pairs, score > t
         auc = (negatives * (above + positives / 2)).sum() / (float(P) * N)
@@ -64,26 +65,6 @@ class VerificationReport(dict):
         except KeyError:
             raise AttributeError(f'{type(self).__name__} has no {name!r}') from None
 
-    def tar(
-        self,
-        far:float, # allowed share of different pairs that are accepted
-    ) -> float: # share of same pairs that are accepted
-        """The largest TAR whose FAR is at most `far`. Raises ValueError below the resolution,
-        one false accept among all different pairs."""
-        check_number('far', far, lo=0, hi=1)
-        N = self['negatives']
-        if far < 1 / N:
-            raise ValueError(f'far: at least 1/{N} = {1 / N:.3g} is wanted, one false accept '
-                             f'among {N:,} different pairs, {far:g} was given; '
-                             f'the first points of roc() have no false accept at all')
-        last = int(np.flatnonzero(self._wrong / N <= far)[-1])
-        return float(self._accepted[last] / self['positives'])
-
-    def roc(self) -> tuple: # far, tar, thresholds: (m + 1,) arrays, thresholds falling from +inf
-        "The ROC curve: one point per distinct score or bin, the first with nothing accepted"
-        far, tar = self._wrong / self['negatives'], self._accepted / self['positives']
-        return far, tar, self._thresholds.copy()
-
     def __repr__(self):
         return '\n'.join(f'{k:<10} {v:>14,}' if isinstance(v, int) else f'{k:<10} {v:>14.6g}'
                          for k, v in self.items())
@@ -92,6 +73,32 @@ class VerificationReport(dict):
         rows = (f'| {k.replace("_", " ")} | {v:,} |' if isinstance(v, int)
                 else f'| {k.replace("_", " ")} | {v:.6g} |' for k, v in self.items())
         return '| measure | value |\n|---|---|\n' + '\n'.join(rows)
+
+# %% ../nbs/42_verification.ipynb #fbcb3741
+@patch
+def tar(
+    self:VerificationReport,
+    far:float, # allowed share of different pairs that are accepted
+) -> float: # share of same pairs that are accepted
+    """The largest TAR whose FAR is at most `far`. Raises ValueError below the resolution,
+    one false accept among all different pairs."""
+    check_number('far', far, lo=0, hi=1)
+    N = self['negatives']
+    if far < 1 / N:
+        raise ValueError(f'far: at least 1/{N} = {1 / N:.3g} is wanted, one false accept '
+                         f'among {N:,} different pairs, {far:g} was given; '
+                         f'the first points of roc() have no false accept at all')
+    last = int(np.flatnonzero(self._wrong / N <= far)[-1])
+    return float(self._accepted[last] / self['positives'])
+
+
+@patch
+def roc(
+    self:VerificationReport,
+) -> tuple: # far, tar, thresholds: (m + 1,) arrays, thresholds falling from +inf
+    "The ROC curve: one point per distinct score or bin, the first with nothing accepted"
+    far, tar = self._wrong / self['negatives'], self._accepted / self['positives']
+    return far, tar, self._thresholds.copy()
 
 # %% ../nbs/42_verification.ipynb #c66e373f
 def _pairs(
@@ -122,7 +129,7 @@ def _pairs(
                          f'shape {y.shape} was given')
     return s, y.astype(bool)
 
-
+# %% ../nbs/42_verification.ipynb #f880a594
 def _check_both(
     positives:int, # same pairs
     negatives:int, # different pairs
@@ -186,7 +193,7 @@ def _sorted_report(
     _check_both(len(positives), len(scores) - len(positives), 'labels')
     return _report_of(scores, positives)
 
-
+# %% ../nbs/42_verification.ipynb #e41f6eb0
 def _binned_report(
     blocks, # of (scores, same)
     bins:int, # between -1 and 1
@@ -205,7 +212,7 @@ def _binned_report(
     return VerificationReport(used * (2 / bins) - 1, positives[used], (total - positives)[used],
                               2 / bins)
 
-
+# %% ../nbs/42_verification.ipynb #85c4f8d4
 def _all_pairs(
     z, # (n, D) embeddings
     labels, # (n,)

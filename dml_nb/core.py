@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 # %% ../nbs/00_core.ipynb #883d32a9
@@ -102,7 +103,7 @@ def integer_array(
         return a.copy()
     return np.array(a, dtype=np.int64)              # a copy: in order, writable, native bytes
 
-
+# %% ../nbs/00_core.ipynb #1204ddd7
 def integer_tensor(labels, device, name):
     "The same as a tensor of integers or booleans; tensors are taken as they are."
     if isinstance(labels, Tensor):
@@ -269,6 +270,17 @@ def similarities(
         return product(x, r.T)
 
 # %% ../nbs/00_core.ipynb #7901666d
+def allocate(
+    like:Tensor, # whose dtype and device are wanted
+    size:int, # elements
+) -> Tensor: # (size,), not initialised
+    "Memory that may be written in any mode."
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        return like.new_empty(size)
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=like.dtype, device=like.device)
+
+# %% ../nbs/00_core.ipynb #1c23f914
 class Scratch:
     "Memory for the intermediate matrices of a block, handed out again for the next one"
     pool = []            # of scratches that no sweep uses now
@@ -278,25 +290,6 @@ class Scratch:
     def __init__(self):
         self.slots = []
         self.used = 0    # slots that are taken
-
-    @classmethod
-    def borrow(cls):
-        "One from the pool, or a new one."
-        if torch.compiler.is_compiling():
-            return cls()
-        try:
-            return cls.pool.pop()
-        except IndexError:
-            return cls()
-
-    def give_back(self):
-        "Return to the pool; large matrices and those of other devices are let go."
-        if torch.compiler.is_compiling():
-            return
-        self.rewind(0)
-        self.slots = [slot for slot in self.slots
-                      if slot.numel() <= self.largest and slot.device.type == 'cpu']
-        Scratch.pool.append(self)
 
     def take(
         self,
@@ -309,19 +302,11 @@ class Scratch:
         place = self.used
         self.used += 1
         if place == len(self.slots):
-            self.slots.append(self.allocate(like, size))
+            self.slots.append(allocate(like, size))
         slot = self.slots[place]
         if slot.numel() < size or slot.dtype != like.dtype or slot.device != like.device:
-            slot = self.slots[place] = self.allocate(like, size)
+            slot = self.slots[place] = allocate(like, size)
         return slot[:size].view(shape)
-
-    @staticmethod
-    def allocate(like, size):
-        "Memory that may be written in any mode: what inference mode makes is frozen outside of it."
-        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-            return like.new_empty(size)
-        with torch.inference_mode(False):
-            return torch.empty(size, dtype=like.dtype, device=like.device)
 
     def rewind(
         self,
@@ -334,7 +319,7 @@ class Scratch:
                 slot.fill_(float('nan') if floating else torch.iinfo(slot.dtype).min)
         self.used = used
 
-
+# %% ../nbs/00_core.ipynb #1894c2e7
 @contextmanager
 def poisoned_memory():
     "Inside, scratch memory turns into NaN as soon as it is given back."
@@ -343,6 +328,27 @@ def poisoned_memory():
         yield
     finally:
         Scratch.poisoned = before
+
+# %% ../nbs/00_core.ipynb #f02927ee
+def borrow_scratch() -> Scratch:
+    "One from the pool, or a new one."
+    if torch.compiler.is_compiling():
+        return Scratch()
+    try:
+        return Scratch.pool.pop()
+    except IndexError:
+        return Scratch()
+
+
+@patch
+def give_back(self:Scratch):
+    "Return to the pool; large matrices and those of other devices are let go."
+    if torch.compiler.is_compiling():
+        return
+    self.rewind(0)
+    self.slots = [slot for slot in self.slots
+                  if slot.numel() <= self.largest and slot.device.type == 'cpu']
+    Scratch.pool.append(self)
 
 # %% ../nbs/00_core.ipynb #a468f7fb
 losses_by_number = WeakValueDictionary()
@@ -475,6 +481,16 @@ class ListPairs(Pairs):
         return Wn.scatter_add_(1, self.positive, Wp)
 
 # %% ../nbs/00_core.ipynb #f8a4600b
+def without_self_pairs(triplets, own):
+    """Triplets without those that pair an anchor with itself. In a graph all stay, since their
+    number is fixed there: the masks leave such pairs out, and losses over triplets are opaque."""
+    if triplets is None or torch.compiler.is_compiling():
+        return triplets
+    a, p, n = triplets
+    keep = (own[a] != p) & (own[a] != n)
+    return a[keep], p[keep], n[keep]
+
+
 class Batch:
     "What the labels alone say, made once: who is positive to whom, how many pairs and triplets"
     view = MaskPairs
@@ -502,32 +518,24 @@ class Batch:
         self.total_neg = self.n_neg.sum().double()
         self.total_triplets = (self.n_pos * self.n_neg).sum().double()
 
-    def count_labels(self):
-        "Positives and negatives of each anchor, by sorting the references' labels."
-        ranked, self.order = self.y_ref.sort(stable=True)              # (R,) class by class
-        self.columns = len(ranked)
-        self.start = torch.searchsorted(ranked, self.y)                # (B,)
-        end = torch.searchsorted(ranked, self.y, right=True)
-        self.width = end - self.start                                  # (B,) of the anchor's class
-        has_own = self.own >= 0
-        y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
-        self.own_same = has_own & (y_own == self.y)
-        self.own_other = has_own & (y_own != self.y)
-        labelled = (self.y_ref >= 0).sum()
-        n_pos = self.width - self.own_same.long()
-        n_neg = labelled - self.width - (self.own_other & (y_own >= 0)).long()
-        self.n_pos = ((self.y >= 0) * n_pos)[:, None]                  # (B, 1)
-        self.n_neg = ((self.y >= 0) * n_neg)[:, None]                  # (B, 1)
-
-
-def without_self_pairs(triplets, own):
-    """Triplets without those that pair an anchor with itself. In a graph all stay, since their
-    number is fixed there: the masks leave such pairs out, and losses over triplets are opaque."""
-    if triplets is None or torch.compiler.is_compiling():
-        return triplets
-    a, p, n = triplets
-    keep = (own[a] != p) & (own[a] != n)
-    return a[keep], p[keep], n[keep]
+# %% ../nbs/00_core.ipynb #3205fb30
+@patch
+def count_labels(self:Batch):
+    "Positives and negatives of each anchor, by sorting the references' labels."
+    ranked, self.order = self.y_ref.sort(stable=True)              # (R,) class by class
+    self.columns = len(ranked)
+    self.start = torch.searchsorted(ranked, self.y)                # (B,)
+    end = torch.searchsorted(ranked, self.y, right=True)
+    self.width = end - self.start                                  # (B,) of the anchor's class
+    has_own = self.own >= 0
+    y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
+    self.own_same = has_own & (y_own == self.y)
+    self.own_other = has_own & (y_own != self.y)
+    labelled = (self.y_ref >= 0).sum()
+    n_pos = self.width - self.own_same.long()
+    n_neg = labelled - self.width - (self.own_other & (y_own >= 0)).long()
+    self.n_pos = ((self.y >= 0) * n_pos)[:, None]                  # (B, 1)
+    self.n_neg = ((self.y >= 0) * n_neg)[:, None]                  # (B, 1)
 
 # %% ../nbs/00_core.ipynb #7fa19eba
 class ListBatch(Batch):
@@ -592,7 +600,7 @@ def index_tensors(
                             f'{index.dtype} of shape {tuple(index.shape)} was given')
     return [index.long() for index in indices]
 
-
+# %% ../nbs/00_core.ipynb #4978d4d8
 def explicit_pairs(
     tuples, # (a, p, n) triplets or (a1, p, a2, n) pairs, as pytorch-metric-learning's miners do
     B:int, # anchors

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .core import (
-    Batch, ListBatch, Pairs, Scratch, as_labels, check_embeddings, check_number, explicit_pairs,
-    full_precision, inf, losses_by_number, next_number, product, spans, unit_rows, widen)
+    Batch, ListBatch, Pairs, as_labels, borrow_scratch, check_embeddings, check_number,
+    explicit_pairs, full_precision, inf, losses_by_number, next_number, product, spans,
+    unit_rows, widen)
 
 # %% ../nbs/01_weighting.ipynb #e345f9cc
 def keep_above(
@@ -264,7 +265,7 @@ def sweep(
     cuts = spans(batch, loss.block, loss.indivisible)
     if not cuts:
         return
-    scratch = Scratch.borrow()
+    scratch = borrow_scratch()
 
     def new_blocks():
         for lo, hi in cuts:

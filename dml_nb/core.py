@@ -354,6 +354,61 @@ def give_back(self:Scratch):
 losses_by_number = WeakValueDictionary()
 next_number = count()
 
+# %% ../nbs/00_core.ipynb #f5db17a1
+def without_self_pairs(triplets, own):
+    """Triplets without those that pair an anchor with itself. In a graph all stay, since their
+    number is fixed there: the masks leave such pairs out, and losses over triplets are opaque."""
+    if triplets is None or torch.compiler.is_compiling():
+        return triplets
+    a, p, n = triplets
+    keep = (own[a] != p) & (own[a] != n)
+    return a[keep], p[keep], n[keep]
+
+
+class Batch:
+    "What the labels alone say, made once: who is positive to whom, how many pairs and triplets"
+    def __init__(
+        self,
+        y, y_ref, # (B,) and (R,) labels; None where masks say it all
+        own, # (B,) column of each anchor itself, -1: none
+        masks=None, # ((B, R) positives, (B, R) negatives)
+        triplets=None, # explicit (a, p, n), each (T,)
+    ):
+        self.y, self.y_ref, self.own, self.masks = y, y_ref, own, masks
+        self.triplets = without_self_pairs(triplets, own)
+        self.draws = {}                               # what selections drew, see `Pairs.draw`
+        self.size = len(own)
+        self.rows = torch.arange(self.size, device=own.device)
+        if masks is None:
+            self.count_labels()
+        else:
+            positives, negatives = masks
+            self.columns = positives.shape[1]
+            self.n_pos = positives.sum(1, keepdim=True)                # (B, 1)
+            self.n_neg = negatives.sum(1, keepdim=True)                # (B, 1)
+        self.total_pos = self.n_pos.sum().double()
+        self.total_neg = self.n_neg.sum().double()
+        self.total_triplets = (self.n_pos * self.n_neg).sum().double()
+
+# %% ../nbs/00_core.ipynb #3205fb30
+@patch
+def count_labels(self:Batch):
+    "Positives and negatives of each anchor, by sorting the references' labels."
+    ranked, self.order = self.y_ref.sort(stable=True)              # (R,) class by class
+    self.columns = len(ranked)
+    self.start = torch.searchsorted(ranked, self.y)                # (B,)
+    end = torch.searchsorted(ranked, self.y, right=True)
+    self.width = end - self.start                                  # (B,) of the anchor's class
+    has_own = self.own >= 0
+    y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
+    self.own_same = has_own & (y_own == self.y)
+    self.own_other = has_own & (y_own != self.y)
+    labelled = (self.y_ref >= 0).sum()
+    n_pos = self.width - self.own_same.long()
+    n_neg = labelled - self.width - (self.own_other & (y_own >= 0)).long()
+    self.n_pos = ((self.y >= 0) * n_pos)[:, None]                  # (B, 1)
+    self.n_neg = ((self.y >= 0) * n_neg)[:, None]                  # (B, 1)
+
 # %% ../nbs/00_core.ipynb #b3ac7fdb
 class Pairs:
     "One block of anchors against all references, as a loss sees it"
@@ -398,7 +453,7 @@ class Pairs:
         here = (a >= self.lo) & (a < self.hi)
         return a[here] - self.lo, p[here], n[here]
 
-# %% ../nbs/00_core.ipynb #592be226
+# %% ../nbs/00_core.ipynb #a7e92b61
 class MaskPairs(Pairs):
     """Positives and negatives as masks: never looks at the host, so the form for a GPU, for
     compilation and for explicit pairs"""
@@ -428,6 +483,12 @@ class MaskPairs(Pairs):
     def weights(self, Wp, Wn):
         "W (b, R) from weights on positives and on negatives; where no pair is, they are dropped."
         return torch.where(self.pos, Wp, 0.) + torch.where(self.neg, Wn, 0.)
+
+
+@patch(as_prop=True)
+def view(self:Batch):
+    "What its blocks are."
+    return MaskPairs
 
 # %% ../nbs/00_core.ipynb #b98b1a11
 class ListPairs(Pairs):
@@ -479,63 +540,6 @@ class ListPairs(Pairs):
         if self.ragged:
             Wp = Wp.masked_fill(self.absent, 0.)
         return Wn.scatter_add_(1, self.positive, Wp)
-
-# %% ../nbs/00_core.ipynb #f8a4600b
-def without_self_pairs(triplets, own):
-    """Triplets without those that pair an anchor with itself. In a graph all stay, since their
-    number is fixed there: the masks leave such pairs out, and losses over triplets are opaque."""
-    if triplets is None or torch.compiler.is_compiling():
-        return triplets
-    a, p, n = triplets
-    keep = (own[a] != p) & (own[a] != n)
-    return a[keep], p[keep], n[keep]
-
-
-class Batch:
-    "What the labels alone say, made once: who is positive to whom, how many pairs and triplets"
-    view = MaskPairs
-
-    def __init__(
-        self,
-        y, y_ref, # (B,) and (R,) labels; None where masks say it all
-        own, # (B,) column of each anchor itself, -1: none
-        masks=None, # ((B, R) positives, (B, R) negatives)
-        triplets=None, # explicit (a, p, n), each (T,)
-    ):
-        self.y, self.y_ref, self.own, self.masks = y, y_ref, own, masks
-        self.triplets = without_self_pairs(triplets, own)
-        self.draws = {}                               # what selections drew, see `Pairs.draw`
-        self.size = len(own)
-        self.rows = torch.arange(self.size, device=own.device)
-        if masks is None:
-            self.count_labels()
-        else:
-            positives, negatives = masks
-            self.columns = positives.shape[1]
-            self.n_pos = positives.sum(1, keepdim=True)                # (B, 1)
-            self.n_neg = negatives.sum(1, keepdim=True)                # (B, 1)
-        self.total_pos = self.n_pos.sum().double()
-        self.total_neg = self.n_neg.sum().double()
-        self.total_triplets = (self.n_pos * self.n_neg).sum().double()
-
-# %% ../nbs/00_core.ipynb #3205fb30
-@patch
-def count_labels(self:Batch):
-    "Positives and negatives of each anchor, by sorting the references' labels."
-    ranked, self.order = self.y_ref.sort(stable=True)              # (R,) class by class
-    self.columns = len(ranked)
-    self.start = torch.searchsorted(ranked, self.y)                # (B,)
-    end = torch.searchsorted(ranked, self.y, right=True)
-    self.width = end - self.start                                  # (B,) of the anchor's class
-    has_own = self.own >= 0
-    y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
-    self.own_same = has_own & (y_own == self.y)
-    self.own_other = has_own & (y_own != self.y)
-    labelled = (self.y_ref >= 0).sum()
-    n_pos = self.width - self.own_same.long()
-    n_neg = labelled - self.width - (self.own_other & (y_own >= 0)).long()
-    self.n_pos = ((self.y >= 0) * n_pos)[:, None]                  # (B, 1)
-    self.n_neg = ((self.y >= 0) * n_neg)[:, None]                  # (B, 1)
 
 # %% ../nbs/00_core.ipynb #7fa19eba
 class ListBatch(Batch):

@@ -87,7 +87,7 @@ def arguments(
 
 
 def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
-    "The same, as an object prints them."
+    "An object's arguments as it prints them, without those that every loss has."
     return ', '.join(f'{name}={value!r}' for name, value in arguments(obj).items())
 
 # %% ../nbs/01_weighting.ipynb #496ecf95

@@ -19,7 +19,11 @@ Docs: https://dml-nb.github.io/dml_nb/embedding_index.html.md"""
 __all__ = ['EmbeddingIndex']
 
 # %% ../nbs/43_embedding_index.ipynb #be88df2f
-import hashlib, itertools, json, math, re
+import hashlib
+import itertools
+import json
+import math
+import re
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -606,6 +610,7 @@ _ENDINGS = {
     'ids': 'ids.safetensors',
     'metadata': 'metadata.json',
     'structure': 'structure.faiss',
+    'tensors': 'tensors.safetensors',
 }
 _DATA = '[0-9a-f]{16}[.](' + '|'.join(_ENDINGS.values()) + ')'
 _OURS = re.compile(f'{_DATA}|[.](index[.]json|{_DATA})[.][0-9]+')    # files, and parts of them
@@ -617,14 +622,18 @@ def _seal(manifest):
     "The hash of all other facts in index.json, kept there too"
     return _digest(json.dumps(manifest, sort_keys=True, allow_nan=False).encode())
 
-def _read_manifest(folder):
+def _read_manifest(
+    folder:Path,
+    format:str=_FORMAT, # what the facts must be of
+    maker:str='EmbeddingIndex.save', # who writes such folders, for the message
+) -> dict:
     "The facts in index.json; raises FileNotFoundError without one, ValueError if it was damaged"
     file = folder/_MANIFEST
     try:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as e:
         there = 'a folder without index.json' if folder.is_dir() else 'no folder'
-        raise FileNotFoundError(f'{folder}: a folder from EmbeddingIndex.save is wanted, '
+        raise FileNotFoundError(f'{folder}: a folder from {maker} is wanted, '
                                 f'{there} was found') from e
     try:
         manifest = json.loads(data)
@@ -634,8 +643,8 @@ def _read_manifest(folder):
     if not whole:
         raise ValueError(f'{file}: the file as it was saved is wanted, '
                          'a damaged or edited one was found')
-    if manifest.get('format') != _FORMAT:
-        raise ValueError(f'{file}: the format {_FORMAT!r} is wanted, '
+    if manifest.get('format') != format:
+        raise ValueError(f'{file}: the format {format!r} is wanted, '
                          f'{manifest.get("format")!r} was found')
     return manifest
 
@@ -666,7 +675,7 @@ def _write_folder(
         for role, data in contents.items():
             write_atomically(folder/files[role]['name'], data)
         try:
-            saves = _read_manifest(folder)['saves'] + 1        # no two manifests are equal
+            saves = _read_manifest(folder, manifest['format'])['saves'] + 1        # no two manifests are equal
         except (FileNotFoundError, ValueError):
             saves = 1
         manifest = manifest | {'files': files, 'saves': saves}
@@ -692,12 +701,15 @@ def _read_contents(folder, manifest):
         contents[role] = data
     return contents
 
-def _read_folder(folder):
+def _read_folder(
+    folder:Path,
+    format:str=_FORMAT, maker:str='EmbeddingIndex.save', # as `_read_manifest` takes them
+) -> tuple: # manifest, {role: bytes}
     "Manifest and contents that belong together, although somebody may be saving"
     before = None
     for tries in itertools.count():
         with _lock(folder, shared=True) if tries >= 3 else nullcontext():
-            manifest = _read_manifest(folder)
+            manifest = _read_manifest(folder, format, maker)
             try:
                 return manifest, _read_contents(folder, manifest)
             except FileNotFoundError as e:

@@ -4,6 +4,7 @@ import json
 import traceback
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from dml_nb.losses import (
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import ChiSquareBall, KLBall, PhiBall, TopK, VariancePenalty
+from dml_nb.samplers import ClassBatchSampler
 from dml_nb.transport import MMD, EnergyDistance, SinkhornDivergence, Wasserstein
+from dml_nb.weighting import PairLoss
 
 ROWS = {2: (29, 11), 3: (25, 17, 9)}
 
@@ -107,7 +110,300 @@ def check_loss(rank, world, make):
         assert torch.equal(state, torch.Generator().manual_seed(5 + rank).get_state())
 
 
-CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()}
+def one_process(make, x, labels, net, **kwargs):
+    "Value and gradients that one process finds"
+    net.zero_grad()
+    value = make()(net(x), labels, **kwargs)
+    value.backward()
+    found = gradients(net)
+    net.zero_grad()
+    return value.detach(), found
+
+
+def check_references(rank, world, make):
+    "References that are learned, the same on all ranks; some anchors are among them"
+    x, labels, net = batch(world)
+    g = seeded()
+    given = torch.randn(13, 8, generator=g, dtype=torch.float64)
+    ref_labels = torch.randint(6, (13,), generator=g)
+    own = torch.full((len(x),), -1)
+    own[3:9] = torch.arange(6)
+    ref = given.clone().requires_grad_()
+    value, wanted = one_process(make, x, labels, net, ref=ref, ref_labels=ref_labels,
+                                self_index=own)
+    learned = given.clone().requires_grad_()
+    apart = DistributedDataParallel(net)
+    z = apart(mine(x, rank, world))
+    found = distributed(make())(z, mine(labels, rank, world), learned, ref_labels,
+                                mine(own, rank, world))
+    found.backward()
+    same(found.detach(), value, 'value')
+    same(learned.grad, ref.grad, 'gradient of the references')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+def check_matrix(rank, world):
+    "Who belongs with whom, as booleans: rows of this rank, columns of all"
+    x, labels, net = batch(world)
+    matrix = labels[:, None] == labels
+    value, wanted = one_process(MultiSimilarity, x, matrix, net)
+    apart = DistributedDataParallel(net)
+    z = apart(mine(x, rank, world))
+    found = distributed(MultiSimilarity())(z, mine(matrix, rank, world))
+    found.backward()
+    same(found.detach(), value, 'value')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+def check_tuples(rank, world, make, several):
+    "Index tuples of the rows of each rank, as many as there happen to be"
+    x, labels, net = batch(world)
+    starts = [sum(ROWS[world][:r]) for r in range(world)]
+    lists = []
+    for r, rows in enumerate(ROWS[world]):
+        g = torch.Generator().manual_seed(r)
+        lists.append([torch.randint(rows, (4 * r + 3 * (k > 1) * several,), generator=g)
+                      for k in range(3 + several)])
+    together = [torch.cat([index + start for index, start in zip(column, starts)])
+                for column in zip(*lists)]
+    value, wanted = one_process(make, x, None, net, tuples=together)
+    apart = DistributedDataParallel(net)
+    z = apart(mine(x, rank, world))
+    found = distributed(make())(z, None, tuples=lists[rank])
+    found.backward()
+    same(found.detach(), value, 'value')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+def check_empty_rank(rank, world):
+    "All rows on the last rank"
+    x, labels, net = batch(world)
+    value, wanted = one_process(MultiSimilarity, x, labels, net)
+    rows = slice(None) if rank == world - 1 else slice(0)
+    apart = DistributedDataParallel(net)
+    found = distributed(MultiSimilarity())(apart(x[rows]), labels[rows])
+    found.backward()
+    same(found.detach(), value, 'value')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+def check_narrow(rank, world, dtype, tolerance):
+    "Narrow numbers travel as they are"
+    x, labels, net = batch(world, torch.float32)
+    x = x.to(dtype)
+    whole = x.clone().requires_grad_()
+    value = MultiSimilarity()(whole, labels)
+    value.backward()
+    z = mine(x, rank, world).clone().requires_grad_()
+    found = distributed(MultiSimilarity())(z, mine(labels, rank, world))
+    found.backward()
+    assert found.dtype == value.dtype and z.grad.dtype == dtype
+    same(found.detach(), value.detach(), 'value', 1e-5)
+    same(z.grad.float() / world, mine(whole.grad, rank, world).float(), 'gradient', tolerance)
+
+
+def check_alone(rank, world):
+    "Without gradients and in evaluation a rank asks nobody"
+    x, labels, net = batch(world)
+    if rank == 0:
+        z = net(mine(x, rank, world))
+        alone = MultiSimilarity()(z, mine(labels, rank, world))
+        loss = distributed(MultiSimilarity())
+        with torch.no_grad():
+            assert loss(z, mine(labels, rank, world)) == alone
+        assert loss.eval()(z, mine(labels, rank, world)) == alone
+
+
+def check_own_generators(rank, world):
+    "A generator of the loss stands on all ranks where that of rank 0 stands"
+    x, labels, net = batch(world)
+    generator = torch.Generator().manual_seed(rank)
+    loss = distributed(Triplet(select=SemiHard(generator=generator)))
+    loss(net(mine(x, rank, world)), mine(labels, rank, world))
+    states = [None] * world
+    dist.all_gather_object(states, generator.get_state().tolist())
+    assert all(state == states[0] for state in states)
+
+
+class Fails(PairLoss):
+    "On one rank, in the middle of its share"
+    def __init__(self, rank, **kwargs):
+        super().__init__(**kwargs)
+        self.rank = rank
+
+    def extra_repr(self):
+        return ''
+
+    def value_and_weights(self, S, pairs):
+        if dist.get_rank() == self.rank:
+            raise ValueError('margin: a number is wanted, a fish was given')
+        return S.new_zeros(()), torch.zeros_like(S)
+
+
+def raised(kind, contains, call):
+    "The message of an error, which must be raised"
+    try:
+        call()
+    except kind as error:
+        assert contains in str(error), f'{contains!r} is not in {str(error)!r}'
+        return
+    raise AssertionError(f'{contains}: not raised')
+
+
+def check_errors(rank, world):
+    "What one rank does wrong is raised on all of them, and the next call works"
+    x, labels, net = batch(world)
+    x, labels = mine(x, rank, world), mine(labels, rank, world)
+    z = net(x)
+    last = rank == world - 1
+    loss = distributed(MultiSimilarity())
+    where = f'(on rank {world - 1} of {world})'
+
+    def expect(kind, contains, *args, loss=loss, **kwargs):
+        raised(kind, contains, lambda: loss(*args, **kwargs))
+
+    expect(ValueError, f'shape (1,) was given {where}', z, labels[:1] if last else labels)
+    expect(TypeError, f'integer classes are wanted', z, labels.double() if last else labels)
+    expect(ValueError, 'labels: one integer', z, None if last else labels)
+    expect(TypeError, 'z: a floating-point tensor', None if last else z, labels)
+    expect(ValueError, f'z: number of columns: the same on all ranks is wanted, rank {world - 1}',
+           z[:, :3] if last else z, labels)
+    expect(ValueError, 'z: dtype', z.float() if last else z, labels)
+    expect(ValueError, 'loss: the same', z, labels,
+           loss=distributed(MultiSimilarity(beta=40. if last else 50.)))
+    expect(ValueError, 'loss: the same', z, labels,
+           loss=distributed(MultiSimilarity(block=3 if last else None)))
+    expect(ValueError, 'ref, ref_labels: the same', z, labels, z.detach(), labels)
+    expect(ValueError, 'z: at least one row on one', z[:0], labels[:0])
+    expect(ValueError, 'tuples: indices from 0 to', z, None, tuples=([0], [1], [len(z)]))
+    expect(ValueError, f'a fish was given {where}', z, labels, loss=distributed(Fails(world - 1)))
+    everywhere = ', '.join(map(str, range(world)))
+    expect(ValueError, f'(on ranks {everywhere} of {world})', z, labels[:1])
+    assert torch.isfinite(loss(z, labels))
+    z = z.detach().requires_grad_()
+    poisoned = z * torch.tensor(float('nan') if last else 1.)
+    value = loss(poisoned, labels)
+    value.backward()
+    assert value.isnan() and z.grad.isnan().all(), 'a number that is none reaches all ranks'
+
+
+class Centres(nn.Module):
+    "A loss of another library: the engine does not know it, and it has parameters"
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.ones(6, 8, dtype=torch.float64))
+
+    def forward(self, embeddings, labels, indices_tuple=None):
+        known = labels >= 0
+        gap = embeddings[known] - self.centres[labels[known]]
+        return gap.square().sum(1).sqrt().mean()
+
+
+def check_foreign(rank, world):
+    "Its gradient is right too, that of its parameters included"
+    x, labels, net = batch(world)
+    theirs = Centres()
+    value, wanted = one_process(lambda: theirs, x, labels, net)
+    centres = theirs.centres.grad.clone()
+    theirs.zero_grad()
+    apart = DistributedDataParallel(net)
+    z = apart(mine(x, rank, world))
+    found = distributed(theirs)(z, mine(labels, rank, world))
+    found.backward()
+    same(found.detach(), value, 'value')
+    same(theirs.centres.grad, centres, 'gradient of its parameters')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+def check_training(rank, world):
+    "Steps of SGD with shards of a sampler end where one process ends with all their rows"
+    g = seeded()
+    labels = torch.arange(60) // 5
+    x = torch.randn(60, 5, generator=g, dtype=torch.float64)
+
+    def trained(net, loss, batches):
+        optimiser = torch.optim.SGD(net.parameters(), lr=.1, momentum=.9)
+        for rows in batches:
+            optimiser.zero_grad()
+            loss(net(x[rows]), labels[rows]).backward()
+            optimiser.step()
+
+    shards = [list(ClassBatchSampler(labels, 3, 2, rank=r, world=world)) for r in range(world)]
+    alone, together = nn.Linear(5, 8, dtype=torch.float64), nn.Linear(5, 8, dtype=torch.float64)
+    for net in (alone, together):
+        with torch.no_grad():
+            net.weight.copy_(torch.eye(8, 5))
+            net.bias.zero_()
+    trained(alone, Triplet(), [sum(rows, []) for rows in zip(*shards)])
+    trained(DistributedDataParallel(together), distributed(Triplet()), shards[rank])
+    for p, q in zip(together.parameters(), alone.parameters()):
+        same(p.detach(), q.detach(), 'weights')
+
+
+def check_memory(rank, world):
+    "Past batches as references, a learned temperature: gradients, parameters, what is stored"
+    from dml_nb.memory import CrossBatchMemory, Temperature
+    x, labels, net = batch(world)
+
+    def made():
+        flat = MultiSimilarity(normalize=False, epsilon=None)
+        return CrossBatchMemory(Temperature(flat).double(), size=100)
+
+    one, many = made(), distributed(made())
+    apart = DistributedDataParallel(net)
+    for step in range(3):
+        wanted_value, wanted = one_process(lambda: one, x + step, labels, net)
+        slope = one.loss.log_scale.grad.clone()
+        one.zero_grad()
+        many.zero_grad()
+        found = many(apart(mine(x, rank, world) + step), mine(labels, rank, world))
+        found.backward()
+        same(found.detach(), wanted_value, 'value')
+        same(many.loss.loss.log_scale.grad, slope, 'gradient of the temperature')
+        for p, q in zip(gradients(net), wanted):
+            same(p, q, 'gradient')
+        net.zero_grad()
+    same(many.loss.rows, one.rows, 'rows that are stored')
+    assert torch.equal(many.loss.labels, one.labels)
+
+
+def check_chunks(rank, world):
+    "Gradient caching within DistributedDataParallel"
+    from dml_nb.memory import GradientCache
+    x, labels, net = batch(world)
+    value, wanted = one_process(MultiSimilarity, x, labels, net)
+    apart = DistributedDataParallel(net)
+    z = GradientCache(4)(apart, mine(x, rank, world))
+    found = distributed(MultiSimilarity())(z, mine(labels, rank, world))
+    found.backward()
+    same(found.detach(), value, 'value')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
+CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()} | {
+    'references': partial(check_references, make=MultiSimilarity),
+    'references in blocks': partial(check_references, make=partial(MultiSimilarity, block=4)),
+    'references of top-K': partial(check_references, make=partial(DROTopK, 20)),
+    'a matrix of labels': check_matrix,
+    'triplets': partial(check_tuples, make=Triplet, several=False),
+    'pairs': partial(check_tuples, make=Binomial, several=True),
+    'a rank without rows': check_empty_rank,
+    'float32': partial(check_narrow, dtype=torch.float32, tolerance=1e-5),
+    'bfloat16': partial(check_narrow, dtype=torch.bfloat16, tolerance=1e-2),
+    'a rank alone': check_alone,
+    'generators of a loss': check_own_generators,
+    'errors': check_errors,
+    'a loss of another library': check_foreign,
+    'training with a sampler': check_training,
+}
+if find_spec('dml_nb.memory') is not None:
+    CHECKS |= {'a memory': check_memory, 'gradient caching': check_chunks}
 
 
 def work(rank, world, folder):

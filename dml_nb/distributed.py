@@ -15,7 +15,7 @@ Docs: https://dml-nb.github.io/dml_nb/distributed.html.md"""
 # %% auto #0
 __all__ = ['distributed']
 
-# %% ../nbs/54_distributed.ipynb #04e62914
+# %% ../nbs/54_distributed.ipynb #94044326
 import inspect
 import re
 import zlib
@@ -33,7 +33,7 @@ from .weighting import (
     KnownGradient, PairLoss, add_terms, as_peers_call, check_operands,
     survey_blocks, tangent, unit_operands)
 
-# %% ../nbs/54_distributed.ipynb #03e83b65
+# %% ../nbs/54_distributed.ipynb #cc7f6b6e
 def deal(
     loss:PairLoss, # for its `block` and what no cut may go through
     batch:Batch, # the one table of pairs
@@ -53,7 +53,7 @@ def deal(
         dealt.append((lo, hi, rank))
     return dealt
 
-# %% ../nbs/54_distributed.ipynb #72474110
+# %% ../nbs/54_distributed.ipynb #5f1664fd
 def share_of_gradient(
     loss:PairLoss,
     x:Tensor, r:Tensor, # (N, D), (R, D) unit rows of all ranks
@@ -90,7 +90,7 @@ def share_of_gradient(
     scratch.give_back()
     return value, dx, dr
 
-# %% ../nbs/54_distributed.ipynb #a78ec423
+# %% ../nbs/54_distributed.ipynb #e4c31d6b
 def message_device(
     device:torch.device=None, # where the numbers are; None: anywhere
 ) -> torch.device:
@@ -123,7 +123,7 @@ def gather_rows(
         dist.all_gather([part.view(torch.uint8) for part in received], sent.view(torch.uint8))
     return torch.cat([part[:n] for part, n in zip(received, counts)]).to(rows.device)
 
-# %% ../nbs/54_distributed.ipynb #6aaaf967
+# %% ../nbs/54_distributed.ipynb #04110dcf
 def raise_together(
     error:Exception, # of this rank, or None
 ):
@@ -140,7 +140,7 @@ def raise_together(
     ranks = f'rank {failed[0]}' if len(failed) == 1 else f'ranks {", ".join(map(str, failed))}'
     raise kinds.get(kind, RuntimeError)(f'{said} (on {ranks} of {len(counts)})') from error
 
-# %% ../nbs/54_distributed.ipynb #b7993d96
+# %% ../nbs/54_distributed.ipynb #9795573c
 def check_share(
     z, labels, self_index, tuples, # as a loss takes them, of this rank
     R:int, # references; None: the embeddings of all ranks
@@ -172,7 +172,7 @@ def check_share(
         self_index = as_labels(self_index, B, device, name='self_index', missing='none')
     return z, labels, self_index, tuples
 
-# %% ../nbs/54_distributed.ipynb #45950a05
+# %% ../nbs/54_distributed.ipynb #877224b3
 def fingerprint(
     *things, # tensors; other things by what they print
 ) -> int: # from 0 to 2³² - 1
@@ -236,7 +236,7 @@ def check_agreement(
     if not any(rows for rows, *_ in everyone):
         raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
 
-# %% ../nbs/54_distributed.ipynb #64913f5e
+# %% ../nbs/54_distributed.ipynb #95e30848
 def parts_of(
     loss, # any object
 ) -> list: # of objects
@@ -306,7 +306,7 @@ def leaves_of(
     return [module for module in modules
             if isinstance(module, PairLoss) and type(module).forward is PairLoss.forward]
 
-# %% ../nbs/54_distributed.ipynb #6bc328f9
+# %% ../nbs/54_distributed.ipynb #618a9719
 def add_over_ranks(
     parts:list, # of tensors, None on a rank that failed
     shapes:list, # theirs, the same on all ranks
@@ -353,7 +353,7 @@ def forward_in_shares(
         dref = tangent(gradients[-1], r, r_inverse).add_(poison) if to_ref else None
     return KnownGradient.apply(value, z, dz, ref if to_ref else None, dref)
 
-# %% ../nbs/54_distributed.ipynb #dca99ce7
+# %% ../nbs/54_distributed.ipynb #4c10ccb7
 class OwnRows(torch.autograd.Function):
     "The rows of all ranks; backward keeps those of this one, times the number of ranks, Eq. (3)"
     @staticmethod
@@ -448,7 +448,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
             return value
         return call(loss, gathered, labels, ref, ref_labels, self_index, tuples)
 
-# %% ../nbs/54_distributed.ipynb #40742c52
+# %% ../nbs/54_distributed.ipynb #b121c1ae
 class Distributed(nn.Module):
     "A loss of the rows of all ranks; its settings are those of the loss within"
     def __init__(self, loss):
@@ -491,7 +491,7 @@ class Distributed(nn.Module):
         per_item = getattr(self.loss, 'reduction', None) == 'none' and value.ndim == 0
         return value.expand(len(z)) if per_item else value
 
-# %% ../nbs/54_distributed.ipynb #c931a776
+# %% ../nbs/54_distributed.ipynb #89db2b0a
 def distributed(
     loss, # any loss of this package, alone, in a sum, with memory; or another of (z, labels)
 ) -> nn.Module: # called as the loss, on each rank with the rows of that rank

@@ -1,6 +1,9 @@
 """Two and three processes give the loss and the gradient of one, for every loss; what one rank
 raises is raised on all. The processes are started once for each number of them."""
 import json
+import os
+import subprocess
+import sys
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -357,13 +360,18 @@ def check_memory(rank, world):
     one, many = made(), distributed(made())
     apart = DistributedDataParallel(net)
     for step in range(3):
-        wanted_value, wanted = one_process(lambda: one, x + step, labels, net)
-        slope = one.loss.log_scale.grad.clone()
         one.zero_grad()
         many.zero_grad()
+        z = net(x + step)
+        wanted_value = one.loss(z, labels, *one.references(z, labels))
+        wanted_value.backward()
+        one.store(z.detach(), labels)             # as `forward` does, without asking other ranks
+        wanted = gradients(net)
+        net.zero_grad()
+        slope = one.loss.log_scale.grad.clone()
         found = many(apart(mine(x, rank, world) + step), mine(labels, rank, world))
         found.backward()
-        same(found.detach(), wanted_value, 'value')
+        same(found.detach(), wanted_value.detach(), 'value')
         same(many.loss.loss.log_scale.grad, slope, 'gradient of the temperature')
         for p, q in zip(gradients(net), wanted):
             same(p, q, 'gradient')
@@ -378,7 +386,7 @@ def check_chunks(rank, world):
     x, labels, net = batch(world)
     value, wanted = one_process(MultiSimilarity, x, labels, net)
     apart = DistributedDataParallel(net)
-    z = GradientCache(4)(apart, mine(x, rank, world))
+    z = GradientCache(4).embed(apart, mine(x, rank, world))
     found = distributed(MultiSimilarity())(z, mine(labels, rank, world))
     found.backward()
     same(found.detach(), value, 'value')
@@ -436,3 +444,51 @@ def test_processes_equal_one(failures, name):
     said = [f'rank {rank}: {failed[name]}' for rank, failed in enumerate(failures)
             if name in failed]
     assert not said, '\n'.join(said)
+
+
+FASTAI = """
+import json
+import torch
+import torch.distributed as dist
+from fastai.callback.progress import ProgressCallback
+from fastai.distributed import num_distrib, rank_distrib
+from dml_nb.data import load_data, split_by_class
+from dml_nb.distributed import distributed
+from dml_nb.learner import metric_dataloaders, metric_learner
+from dml_nb.losses import MultiSimilarity
+
+digits = load_data('digits')
+train, valid = [digits.subset(part) for part in split_by_class(digits.labels)]
+dls = metric_dataloaders(train, valid, 5, 8, device='cpu', rank=rank_distrib(),
+                         world=num_distrib())
+learn = metric_learner(dls, 'small_convnet', distributed(MultiSimilarity()), dim=8)
+learn.remove_cb(ProgressCallback)
+with learn.distrib_ctx(sync_bn=False, cpu=True), learn.no_logging():
+    learn.distributed_trainer._wrap_dl = lambda dl: dl
+    learn.fit(2, .01)
+weights = torch.cat([p.detach().flatten() for p in learn.model.parameters()])
+everyones = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(everyones, weights)
+if dist.get_rank() == 0:
+    print(json.dumps(dict(
+        same=torch.equal(*everyones), epoch=dls.train.sampler.epoch,
+        losses=len(learn.recorder.losses), batches=len(dls.train),
+        recall=[row[2] for row in learn.recorder.values])))
+dist.destroy_process_group()
+"""
+
+
+def test_fastai_trains_with_shards(tmp_path):
+    "The launchers' own way: `torchrun`, fastai's context, one line that keeps shards whole"
+    pytest.importorskip('accelerate', reason='fastai trains on several processes with accelerate')
+    script = tmp_path/'train.py'
+    script.write_text(FASTAI)
+    command = [sys.executable, '-W', 'ignore', '-m', 'torch.distributed.run', '--standalone',
+               '--nproc-per-node=2', str(script)]
+    environment = os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found['same'] and found['epoch'] == 2
+    assert found['losses'] == 2 * found['batches']
+    assert found['recall'][-1] > .5

@@ -231,8 +231,9 @@ def check_agreement(
     for name, values in list(zip(fact_names, zip(*everyone)))[free_to_differ:]:
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
+            hint = '; a memory goes inside, as in distributed(CrossBatchMemory(loss, size))'
             raise ValueError(f'{name}: the same on all ranks is wanted, rank {others[0]} has '
-                             'another than rank 0')
+                             f'another than rank 0{hint if name.startswith("ref") else ""}')
     if not any(rows for rows, *_ in everyone):
         raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
 

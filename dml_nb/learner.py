@@ -17,6 +17,9 @@ Docs: https://dml-nb.github.io/dml_nb/learner.html.md"""
 __all__ = ['metric_dataloaders', 'RetrievalMetrics', 'StopOnNaN', 'MetricLearner', 'metric_learner']
 
 # %% ../nbs/51_learner.ipynb #2fdff7f6
+import copy
+import inspect
+import math
 import warnings
 from functools import partial
 
@@ -31,7 +34,8 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner, ValueMetric
 from fastai.torch_core import default_device, params
 from fastcore.basics import patch
-from torch import Tensor
+from fastcore.foundation import L
+from torch import Tensor, nn
 
 from .core import similarities, unit
 from .data import ImageSet
@@ -40,6 +44,7 @@ from .losses import MultiSimilarity
 from .plots import retrieval_grid
 from .retrieval import evaluate
 from .samplers import ClassBatchSampler
+from .weighting import PairLoss
 
 # %% ../nbs/51_learner.ipynb #959138a8
 class ClassBatchDL(TfmdDL):
@@ -98,6 +103,25 @@ def shift_images(
     moved = padded[items[:, None, None], rows[:, :, None], columns[:, None]]    # (B, H, W, C)
     return moved.permute(0, 3, 1, 2)
 
+# %% ../nbs/51_learner.ipynb #1beb844c
+def jitter_images(
+    x:Tensor, # (B, C, H, W)
+    generator:torch.Generator, # on the CPU
+    degrees:float=15., # the farthest turn
+    grow:float=.1, # the farthest change of size, as a share
+    shift:float=.08, # the farthest move, as a share of the side
+) -> Tensor: # (B, C, H, W)
+    "Turn, scale and move each picture a little, every amount equally likely; what comes in is 0."
+    turn, size, right, down = torch.rand(4, len(x), generator=generator) * 2 - 1        # (B,) each
+    angle = turn * math.radians(degrees)
+    cosine = angle.cos() * (1 + grow * size)
+    sine = angle.sin() * (1 + grow * size)
+    first = torch.stack([cosine, -sine, 2 * shift * right], 1)                          # (B, 3)
+    second = torch.stack([sine, cosine, 2 * shift * down], 1)                           # (B, 3)
+    maps = torch.stack([first, second], 1).to(x)                                        # (B, 2, 3)
+    grid = torch.nn.functional.affine_grid(maps, list(x.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
 # %% ../nbs/51_learner.ipynb #3ae9352c
 def metric_dataloaders(
     train:ImageSet, # to train on
@@ -155,7 +179,7 @@ class RetrievalMetrics(Callback):
 
     def after_batch(self):
         if not self.training and len(self.yb):
-            self.found.append((self.pred.detach().float().cpu(), self.yb[0].cpu()))
+            self.found.append((self.pred.detach().float(), self.yb[0]))
 
     def after_cancel_validate(self):
         self.found = None
@@ -163,13 +187,14 @@ class RetrievalMetrics(Callback):
     def after_validate(self):
         if self.found is None:
             return
-        if any((labels >= 0).any() for _, labels in self.found):
-            z, labels = (torch.cat(parts) for parts in zip(*self.found))
+        parts = zip(*self.found)                            # a GPU is waited for once, not per batch
+        z, labels = [torch.cat(part).cpu() for part in parts] or [None, torch.empty(0)]
+        self.found = None
+        if (labels >= 0).any():
             self.report = evaluate(z, labels, ks=self.ks)
         else:
             self.report = None
             self.say_why()
-        self.found = None
 
     def say_why(self):
         if self.training_began and not self.said_why:
@@ -204,15 +229,86 @@ class StopOnNaN(Callback):
             message += f', labels {_some(self.yb[0].cpu().numpy()[rows])}'
         raise FloatingPointError(message)
 
-    def after_pred(self):
-        bad = ~torch.isfinite(self.pred.detach()).all(1)
-        if bad.any():
-            what = f'{int(bad.sum())} of {len(bad)} embeddings are not finite'
-            self.stop(what, bad.cpu().numpy())
-
     def after_loss(self):
-        if len(self.yb) and not torch.isfinite(self.loss.detach()).all():
-            self.stop('the loss is not finite', np.ones(len(self.pred), dtype=bool))
+        finite = torch.isfinite(self.pred.detach()).all(1)              # (B,)
+        fine = finite.all()
+        if len(self.yb):
+            fine = fine & torch.isfinite(self.loss.detach()).all()
+        if fine:                                            # the one wait for a GPU in a batch
+            return
+        bad = ~finite.cpu().numpy()
+        if bad.any():
+            self.stop(f'{bad.sum()} of {len(bad)} embeddings are not finite', bad)
+        self.stop('the loss is not finite', ~bad)
+
+# %% ../nbs/51_learner.ipynb #b8e67cc3
+def _is_peer(loss_func) -> bool:
+    "Whether it is a loss of pytorch-metric-learning, which need not be installed to ask."
+    library = 'pytorch_metric_learning.'
+    return any(base.__module__.startswith(library) for base in type(loss_func).__mro__)
+
+
+class PeerLoss(nn.Module):
+    "A loss of pytorch-metric-learning, or any loss with a miner of it: (z, labels) -> scalar."
+
+    def __init__(self,
+        loss:nn.Module, # of theirs or of ours
+        miner=None, # of theirs: (z, labels) -> index tensors
+        title:str=None, # how it is written; None: by its class
+    ):
+        super().__init__()
+        self.loss = loss
+        self.miner = miner
+        self.title = title
+        self.classes = None                                 # (C,) labels that have a weight
+
+    def __repr__(self):
+        names = [type(part).__name__ for part in (self.loss, self.miner) if part is not None]
+        return self.title or ' on '.join(names)
+
+    def meet(self,
+        labels, # (C,) of training, in order; None: they are 0 to C - 1
+    ):
+        "Learn which class each weight is for. Raises `ValueError` for fewer weights than classes."
+        if 'num_classes' not in needed(type(self.loss)) or labels is None:
+            return
+        given = self.loss.num_classes                       # 0 where their class forgets it
+        if 0 < given < len(labels):
+            raise ValueError(f'num_classes: at least the {len(labels)} classes of training are '
+                             f'wanted, {given} was given')
+        self.classes = torch.as_tensor(np.asarray(labels))
+
+    def forward(self,
+        z:Tensor, # (B, D)
+        labels:Tensor, # (B,) integers, -1 for none
+        tuples=None, # index tensors, as their trainers pass them; None: what the miner gives
+    ) -> Tensor: # scalar; 0 where no row has a label that the loss knows
+        if tuples is None:
+            z, labels = self.known(z, labels)
+            if not len(z):
+                return z.sum()
+            tuples = None if self.miner is None else self.miner(z, labels)
+        if isinstance(self.loss, PairLoss):
+            return self.loss(z, labels, tuples=tuples)
+        return self.loss(z, labels, tuples)
+
+    def known(self, z, labels):
+        "Rows with a label, and their classes in the loss's own numbers."
+        keep = labels >= 0
+        if self.classes is not None:
+            classes = self.classes.to(labels.device)
+            places = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+            keep = keep & (classes[places] == labels)
+            labels = places
+        return z[keep], labels[keep]
+
+
+def needed(
+    kind, # a class
+) -> set: # names of parameters without a default, of it and its bases
+    makers = [vars(base)['__init__'] for base in kind.__mro__ if '__init__' in vars(base)]
+    asked = [p for make in makers for p in inspect.signature(make).parameters.values()]
+    return {p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
 
 # %% ../nbs/51_learner.ipynb #b9f463ab
 class MetricLearner(Learner):
@@ -231,40 +327,98 @@ class MetricLearner(Learner):
                 'metric_dataloaders(augment=...)')
         return super().add_cb(cb)
 
+    def create_opt(self):
+        "As fastai's. What a loss learns, such as class weights, trains with the last group."
+        splitter = self.splitter
+        self.splitter = partial(_groups_with_loss, splitter, self.loss_func)
+        try:
+            super().create_opt()
+        finally:
+            self.splitter = splitter
 
+
+def _groups_with_loss(
+    splitter, # model -> groups of parameters, or parameters
+    loss_func, # any
+    model:nn.Module,
+) -> list: # of lists of parameters
+    groups = list(splitter(model))
+    if groups and isinstance(groups[0], Tensor):
+        groups = [groups]
+    learned = params(loss_func) if _learns(loss_func) else []
+    return [*groups[:-1], [*groups[-1], *learned]]
+
+
+def _learns(loss_func) -> bool:
+    "Whether a loss has parameters of its own."
+    return isinstance(loss_func, nn.Module) and bool(params(loss_func))
+
+# %% ../nbs/51_learner.ipynb #80d44013
 def _embedder_groups(
     model:Embedder,
-) -> list: # [body's parameters, head's parameters]
+) -> list: # [the body's parameters, all others]
     "Two groups: `freeze` trains the head alone, a slice of learning rates gives the body less."
-    return [params(model.body), params(model.head)]
+    of_body = params(model.body)
+    known = set(map(id, of_body))
+    return [of_body, [p for p in model.parameters() if id(p) not in known]]
+
+
+def _create_model(
+    picture:Tensor, # (C, H, W), or (F,)
+    arch, # a name, a function, or a module
+    dim:int,
+    seed:int,
+    weights,
+    options, # further ones of `create_embedder`, or None
+) -> Embedder:
+    "An embedder for pictures like this one."
+    options = dict(options or {})
+    if weights is not None:
+        options['weights'] = weights
+    if isinstance(arch, Embedder):
+        if options:
+            given = ', '.join(options)
+            raise ValueError(f'arch: a name or a body is wanted to build with {given}, a finished '
+                             'Embedder was given')
+        return arch
+    channels, *sides = picture.shape                            # no sides: vectors
+    size = min(sides) if sides else None
+    return create_embedder(arch, dim, channels, size=size, seed=seed, **options)
 
 
 def metric_learner(
     dls:DataLoaders, # from `metric_dataloaders`, whose batches start at epoch 0; or any of fastai's
     arch, # as in `create_embedder`, or an `Embedder`, which is taken with its own dimension
-    loss_func=None, # any loss of `dml_nb.losses`; None: `MultiSimilarity()`
+    loss_func=None, # of `dml_nb.losses` or of pytorch-metric-learning; None: `MultiSimilarity()`
     dim:int=512, # of the embeddings
+    weights=None, # of the body, as in `create_embedder`; None: fresh
     seed:int=0, # of the initial weights
-    cbs=(), # further callbacks
+    cbs=(), # further callbacks, or one
+    miner=None, # of pytorch-metric-learning, for any loss
+    embedder:dict=None, # further options of `create_embedder`: pooling, head, ...
     **kwargs, # of fastai's `Learner`: lr, opt_func, metrics, wd, path, ...
-) -> MetricLearner:
+) -> MetricLearner: # its model on the device of `dls`
     """A Learner that trains an embedder and measures retrieval after each epoch.
 
-    Raises as `create_embedder`, and `TypeError` for callbacks that blend labels."""
+    Raises as `create_embedder`, `TypeError` for callbacks that blend labels, `ValueError` for
+    fewer class weights than classes."""
+    labels = None
     if isinstance(dls.train, ClassBatchDL):
         dls.train.sampler.set_epoch(0)
         picture = dls.train.dataset[0][0]                       # (C, H, W)
+        labels = dls.train.sampler.present
     else:
         picture = dls.one_batch()[0][0]
-    if isinstance(arch, Embedder):
-        model = arch
-    else:
-        channels, *sides = picture.shape                        # no sides: vectors
-        size = min(sides) if sides else None
-        model = create_embedder(arch, dim, channels, size=size, seed=seed)
+    model = _create_model(picture, arch, dim, seed, weights, embedder)
+    if dls.device is not None:
+        model.to(dls.device)
     loss_func = MultiSimilarity() if loss_func is None else loss_func
+    if miner is not None or _is_peer(loss_func):
+        loss_func = PeerLoss(loss_func, miner)
+    if isinstance(loss_func, PeerLoss):
+        loss_func.meet(labels)
     splitter = kwargs.pop('splitter', _embedder_groups)
-    cbs = [RetrievalMetrics(), StopOnNaN(), *cbs]
+    cbs = [RetrievalMetrics(), StopOnNaN(), *L(cbs)]
     return MetricLearner(dls, model, loss_func, splitter=splitter, cbs=cbs, **kwargs)
 
 # %% ../nbs/51_learner.ipynb #47711e15
@@ -359,6 +513,7 @@ def lr_find(self:MetricLearner,
 
     Raises `ValueError` if the loss rises or is not finite before there is anything to propose."""
     watchers = [cb for cb in self.cbs if isinstance(cb, StopOnNaN)]
+    learned = copy.deepcopy(self.loss_func.state_dict()) if _learns(self.loss_func) else None
     sampler = getattr(self.dls.train, 'sampler', None)
     if isinstance(sampler, ClassBatchSampler):
         place = sampler.epoch, sampler.position, sampler.start
@@ -371,5 +526,7 @@ def lr_find(self:MetricLearner,
             f'start_lr: a rate that trains for more than {num_it // 10 + 5} batches is wanted, '
             f'the loss rose or was not finite after {seen} with {start_lr:g}') from error
     finally:
+        if learned is not None:
+            self.loss_func.load_state_dict(learned)
         if isinstance(sampler, ClassBatchSampler):
             sampler.epoch, sampler.position, sampler.start = place

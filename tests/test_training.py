@@ -2,15 +2,26 @@
 disk that is full."""
 import errno
 import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
+from fastai.learner import Learner
+from fastai.optimizer import SGD
+from fastai.vision.data import ImageDataLoaders
+from PIL import Image
 
 from dml_nb import experiment
 from dml_nb.data import load_data, split_by_class
 from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
+from dml_nb.losses.catalogue import LOSSES
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +101,178 @@ def test_training_reaches_the_last_batch_of_every_epoch_with_workers(parts, tmp_
         learn.fit(2)
     assert learn.dls.train.sampler.epoch == 2
     assert len(learn.recorder.losses) == 2 * len(learn.dls.train.sampler)
+
+
+def folder_of_noise(folder, count=24):
+    "Pictures of two classes, as fastai reads them"
+    for i in range(count):
+        path = folder/('seven' if i % 2 else 'two')/f'{i}.png'
+        path.parent.mkdir(exist_ok=True)
+        noise = np.random.default_rng(i).random((8, 8, 3)) * 255
+        Image.fromarray(noise.astype(np.uint8)).save(path)
+    return ImageDataLoaders.from_folder(folder, valid_pct=.5, seed=0, bs=6, num_workers=0)
+
+
+def quietly(learn, *args, **kwargs):
+    learn.remove_cb(ProgressCallback)
+    with learn.no_logging():
+        learn.fit(*args, **kwargs)
+    return learn
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_plain_learner_trains_with_every_loss(name, tmp_path):
+    settings = dict(k=8) if 'top_k' in name else {}
+    loss_func = LOSSES[name](**settings)
+    before = repr(loss_func)
+    net = create_embedder(dim=4, size=8, seed=0)
+    first = net.head.weight.detach().clone()
+    learn = quietly(Learner(folder_of_noise(tmp_path), net, loss_func=loss_func), 1, 1e-3)
+    assert np.isfinite(learn.recorder.values[-1]).all() and np.isfinite(learn.validate()).all()
+    assert not torch.equal(net.head.weight, first)
+    z, labels, losses = learn.get_preds(with_loss=True)
+    assert z.shape == (12, 4) and losses.shape == labels.shape == (12,) and losses.isfinite().all()
+    assert repr(learn.loss_func) == before
+
+
+class BFloat16(MixedPrecision):
+    "fastai's mixed precision, with autocast for the CPU"
+
+    def __init__(self):
+        super().__init__('bf16')
+
+    def before_fit(self):
+        super().before_fit()
+        self.autocast = torch.autocast('cpu', torch.bfloat16)
+
+
+def gradient(loss_func, parts, cbs=()):
+    "What the weights of the head change by in one step of plain gradient descent"
+    dls = loaders(parts)
+    learn = metric_learner(dls, 'small_convnet', loss_func, 8, opt_func=SGD, cbs=cbs, wd=0.)
+    first = learn.model.head.weight.detach().clone()
+    batch = dls.train.one_batch()
+    learn.dls.loaders[0] = [batch]
+    torch.manual_seed(0)                                    # of random selections
+    quietly(learn, 1, 1.)
+    return learn.model.head.weight.detach() - first
+
+
+@pytest.mark.filterwarnings('ignore:User provided device_type', 'ignore:torch.cuda.amp')
+@pytest.mark.parametrize('name', LOSSES)
+def test_bfloat16_keeps_the_direction_of_a_step(name, parts):
+    settings = dict(k=40) if 'top_k' in name else {}
+    half, full = (
+        gradient(LOSSES[name](**settings), parts, cbs) for cbs in ([BFloat16()], []))
+    assert half.isfinite().all()
+    alike = torch.nn.functional.cosine_similarity(half.flatten(), full.flatten(), dim=0)
+    assert alike > .9
+
+
+def test_a_script_trains_searches_for_a_rate_shows_and_saves(tmp_path):
+    script = tmp_path/'train.py'
+    script.write_text(textwrap.dedent('''
+        import warnings
+        from fastai.learner import load_learner
+        from dml_nb.data import load_data, split_by_class
+        from dml_nb.embedding import load_embedder, save_embedder
+        from dml_nb.learner import metric_dataloaders, metric_learner
+        from dml_nb.losses import Triplet
+
+        if __name__ == '__main__':
+            digits = load_data('digits')
+            train, valid = (digits.subset(part) for part in split_by_class(digits.labels))
+            dls = metric_dataloaders(train, valid, 5, 6, num_workers=1)
+            learn = metric_learner(dls, 'small_convnet', Triplet(.2), dim=8)
+            rate = learn.lr_find(num_it=20, show_plot=False).valley
+            learn.fit_one_cycle(1, slice(rate / 10, rate))
+            learn.show_results().savefig('found.png')
+            z, _ = learn.embed()
+            learn.export('learner.pkl')
+            save_embedder(learn.model, 'net')
+            again = load_embedder('net')(valid.images()).detach()
+            assert (again - z).abs().max() < 1e-5
+            warnings.simplefilter('ignore')
+            assert (load_learner('learner.pkl').embed(valid)[0] - z).abs().max() < 1e-5
+            print('all', len(z))
+    '''))
+    root = str(Path(__file__).resolve().parents[1])
+    environment = os.environ | dict(PYTHONPATH=root, MPLBACKEND='agg', OMP_NUM_THREADS='1')
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, text=True,
+                          capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == 'all 896' and (tmp_path/'found.png').stat().st_size > 0
+
+
+@pytest.mark.parametrize('loss, options', [
+    ('pml:SoftTripleLoss', dict(centers_per_class=2)),
+    ('pml:NormalizedSoftmaxLoss', {}),
+    ('pml:P2SGradLoss', {}),
+    ('pml:TripletMarginLoss', dict(miner='pml:TripletMarginMiner', miner_options=dict(margin=.3))),
+    ('multi_similarity', dict(epsilon=None, miner='pml:MultiSimilarityMiner')),
+])
+def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
+    pytest.importorskip('pytorch_metric_learning', reason='needs the extra baselines')
+    digits = load_data('digits')
+    recipe = experiment.Recipe(loss, options, epochs=1, dim=8, split='class', classes=5)
+    first, again = (experiment.run(recipe, digits, device='cpu') for _ in range(2))
+    del first['seconds'], again['seconds']
+    assert first == again and first['device'] == 'cpu'
+    assert first['trained'] != first['untrained']
+
+
+@pytest.mark.parametrize('name', ['SoftTripleLoss', 'SphereFaceLoss', 'ProxyAnchorLoss'])
+def test_class_weights_are_trained_for_the_classes_that_are_there(name, parts):
+    peers = pytest.importorskip('pytorch_metric_learning.losses', reason='needs the extra baselines')
+    train, valid = parts
+    gaps = train.subset(train.labels != 1)                  # classes 0, 2, 3, 4 have weights 0 to 3
+    loss_func = getattr(peers, name)(num_classes=4, embedding_size=8)
+    before = {key: value.clone() for key, value in loss_func.state_dict().items()}
+    dls = metric_dataloaders(gaps, valid, 4, 6, device='cpu')
+    learn = quietly(metric_learner(dls, 'small_convnet', loss_func, 8), 1, 1e-3)
+    assert learn.recorder.values[-1][1] == 0, 'of unseen classes it knows nothing'
+    assert all(not torch.equal(value, before[key]) for key, value in loss_func.state_dict().items())
+    learn.freeze()
+    assert all(p.requires_grad for p in loss_func.parameters()), 'they train with the head'
+    with pytest.raises(ValueError, match='num_classes: at least the 5'):
+        metric_learner(loaders(parts), 'small_convnet', loss_func, 8)
+
+
+def test_without_the_other_library_a_recipe_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning.losses', None)
+    with pytest.raises(ValueError, match='pip install'):
+        experiment.Recipe('pml:SoftTripleLoss')
+
+
+def test_options_of_the_embedder_are_passed_on(parts, monkeypatch):
+    from dml_nb import learner
+    given = {}
+
+    def create(arch, dim, channels, **options):
+        given.update(options)
+        return create_embedder(arch, dim, channels)
+    monkeypatch.setattr(learner, 'create_embedder', create)
+    dls = loaders(parts)
+    metric_learner(dls, 'small_convnet', dim=8)
+    assert given == dict(size=8, seed=0)
+    metric_learner(dls, 'small_convnet', dim=8, weights='DEFAULT', embedder=dict(pooling='max'))
+    assert given == dict(size=8, seed=0, weights='DEFAULT', pooling='max')
+    finished = create_embedder(dim=8, channels=1, size=8)
+    with pytest.raises(ValueError, match='finished Embedder'):
+        metric_learner(dls, finished, weights='DEFAULT')
+    assert metric_learner(dls, finished).model is finished
+
+
+def test_an_unfinished_number_stops_training_and_names_the_item(parts):
+    train, valid = parts
+
+    def spoil(x, generator):
+        x = x.clone()
+        x[3] = torch.inf
+        return x
+    dls = metric_dataloaders(train, valid, 5, 6, augment=spoil, device='cpu')
+    learn = metric_learner(dls, 'small_convnet', dim=8)
+    items = dls.train.sampler.cycle()[0]
+    with pytest.raises(FloatingPointError, match='30 of 30 embeddings are not finite.*batch 0') as e:
+        quietly(learn, 1)
+    assert str(items[:8])[:-1] in str(e.value)          # batch norm spread it to all of them

@@ -2,7 +2,8 @@
 
 `dls = metric_dataloaders(train, valid)` and `learn = metric_learner(dls, 'small_convnet',
 dim=64)` give a fastai `Learner` like any other: `fit_one_cycle`, `lr_find`, `validate`,
-`get_preds`, `export`, callbacks and mixed precision work as ever. Four things are new:
+`get_preds`, `export`, callbacks and mixed precision work as ever, on a GPU where there is one.
+Losses and miners of pytorch-metric-learning may take the place of ours. Four things are new:
 
 - training batches hold P classes × M images;
 - the classes of the validation set need not occur in training;
@@ -187,7 +188,7 @@ class RetrievalMetrics(Callback):
     def after_validate(self):
         if self.found is None:
             return
-        parts = zip(*self.found)                            # a GPU is waited for once, not per batch
+        parts = zip(*self.found)                            # a GPU is waited for once a pass
         z, labels = [torch.cat(part).cpu() for part in parts] or [None, torch.empty(0)]
         self.found = None
         if (labels >= 0).any():
@@ -261,6 +262,7 @@ class PeerLoss(nn.Module):
         self.miner = miner
         self.title = title
         self.classes = None                                 # (C,) labels that have a weight
+        self.reduction = 'mean'                             # 'none': the value for each row
 
     def __repr__(self):
         names = [type(part).__name__ for part in (self.loss, self.miner) if part is not None]
@@ -283,6 +285,10 @@ class PeerLoss(nn.Module):
         labels:Tensor, # (B,) integers, -1 for none
         tuples=None, # index tensors, as their trainers pass them; None: what the miner gives
     ) -> Tensor: # scalar; 0 where no row has a label that the loss knows
+        value = self.value(z, labels, tuples)
+        return value.expand(len(z)) if self.reduction == 'none' else value
+
+    def value(self, z, labels, tuples):
         if tuples is None:
             z, labels = self.known(z, labels)
             if not len(z):
@@ -382,8 +388,8 @@ def _create_model(
                              'Embedder was given')
         return arch
     channels, *sides = picture.shape                            # no sides: vectors
-    size = min(sides) if sides else None
-    return create_embedder(arch, dim, channels, size=size, seed=seed, **options)
+    known = dict(size=min(sides) if sides else None, seed=seed)
+    return create_embedder(arch, dim, channels, **known | options)
 
 
 def metric_learner(

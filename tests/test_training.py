@@ -23,6 +23,9 @@ from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
 from dml_nb.losses.catalogue import LOSSES
 
+#: Why a test is skipped.
+needs_peers = 'pytorch-metric-learning is not installed (extra baselines)'
+
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -212,7 +215,7 @@ def test_a_script_trains_searches_for_a_rate_shows_and_saves(tmp_path):
     ('multi_similarity', dict(epsilon=None, miner='pml:MultiSimilarityMiner')),
 ])
 def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
-    pytest.importorskip('pytorch_metric_learning', reason='needs the extra baselines')
+    pytest.importorskip('pytorch_metric_learning', reason=needs_peers)
     digits = load_data('digits')
     recipe = experiment.Recipe(loss, options, epochs=1, dim=8, split='class', classes=5)
     first, again = (experiment.run(recipe, digits, device='cpu') for _ in range(2))
@@ -223,7 +226,7 @@ def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
 
 @pytest.mark.parametrize('name', ['SoftTripleLoss', 'SphereFaceLoss', 'ProxyAnchorLoss'])
 def test_class_weights_are_trained_for_the_classes_that_are_there(name, parts):
-    peers = pytest.importorskip('pytorch_metric_learning.losses', reason='needs the extra baselines')
+    peers = pytest.importorskip('pytorch_metric_learning.losses', reason=needs_peers)
     train, valid = parts
     gaps = train.subset(train.labels != 1)                  # classes 0, 2, 3, 4 have weights 0 to 3
     loss_func = getattr(peers, name)(num_classes=4, embedding_size=8)
@@ -273,6 +276,7 @@ def test_an_unfinished_number_stops_training_and_names_the_item(parts):
     dls = metric_dataloaders(train, valid, 5, 6, augment=spoil, device='cpu')
     learn = metric_learner(dls, 'small_convnet', dim=8)
     items = dls.train.sampler.cycle()[0]
-    with pytest.raises(FloatingPointError, match='30 of 30 embeddings are not finite.*batch 0') as e:
+    said = '30 of 30 embeddings are not finite.*batch 0'
+    with pytest.raises(FloatingPointError, match=said) as stopped:
         quietly(learn, 1)
-    assert str(items[:8])[:-1] in str(e.value)          # batch norm spread it to all of them
+    assert str(items[:8])[:-1] in str(stopped.value)          # batch norm spread it to all of them

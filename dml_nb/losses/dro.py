@@ -20,13 +20,14 @@ __all__ = ['MarginPair', 'BinomialPair', 'ContrastivePair', 'DRO', 'DROTopK', 'D
 from copy import copy
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import softplus, threshold
 
 from ..core import check_number
-from dml_nb.losses.uncertainty import (
+from .uncertainty import (
     ChiSquareBall, KLBall, KLPenalty, Named, PhiBall, Simplex, TopK, TopKPN, UncertaintySet,
-    Uniform, VariancePenalty)
+    Uniform, VariancePenalty, bounded)
 from dml_nb.weighting import (
     Miner, PairLoss, check_choice, check_flag, check_generator, check_miner, check_object, inf,
     log_sum_exp)
@@ -56,7 +57,7 @@ class MarginPair(Named):
         loss = torch.mul(S, -y, out=spare(S)).add_(self.m + y * self.lam).clamp_(min=0)
         return loss, torch.sign(loss, out=spare(S)).mul_(-y)
 
-
+# %% ../../nbs/17_losses.dro.ipynb #655b52fe
 class BinomialPair(Named):
     """log(1 + e^{α(λ-S)}) of a positive, log(1 + e^{β(S-λ)}) of a negative (000, section 4, names
     it without a formula; 001, Eq. 9, without its 1/P_i and 1/N_i)."""
@@ -71,7 +72,7 @@ class BinomialPair(Named):
         self.lam = check_number('lam', lam)
 
     def __call__(self, S, y, spare=_no_spare_memory):
-        sharp = self.alpha if y > 0 else -self.beta
+        sharp = bounded(self.alpha) if y > 0 else -bounded(self.beta)
         x = torch.sub(S, self.lam, out=spare(S)).mul_(-sharp)
         return softplus(x, threshold=30), x.sigmoid_().mul_(-sharp)
 
@@ -118,17 +119,6 @@ def check_base(base):
     return copy(base) if base is _default_pair else base
 
 # %% ../../nbs/17_losses.dro.ipynb #26c57e11
-def cumulated(masses):
-    return torch.cat(masses, 1).double().flatten().cumsum(0)
-
-
-def uniform_numbers(n, generator, batch):
-    "(n,) float64 between 0 and 1, drawn where the generator lives."
-    device = (generator or batch.own).device
-    numbers = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
-    return numbers.to(batch.own.device)
-
-
 def pairs_per_entry(batch, unordered):
     "How many pairs an entry of S stands for: half of one where every anchor is its own column."
     if not unordered or batch.size != batch.columns:
@@ -153,6 +143,17 @@ def mirrored(W, rows):
     "Half of each weight at the mirrored place."
     whole = W.new_zeros(len(W.T), len(W.T)).index_copy_(0, rows, W)
     return (whole + whole.T).div_(2)[rows]
+
+# %% ../../nbs/17_losses.dro.ipynb #02f47446
+def cumulated(masses):
+    return torch.cat(masses, 1).double().flatten().cumsum(0)
+
+
+def uniform_numbers(n, generator, batch):
+    "(n,) float64 between 0 and 1, drawn where the generator lives."
+    device = (generator or batch.own).device
+    numbers = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
+    return numbers.to(batch.own.device)
 
 
 def drawn(
@@ -184,7 +185,7 @@ def check_sample(sample, uncertainty):
                          f'wanted, {uncertainty!r} was given; take sample=None with it')
     return sample
 
-# %% ../../nbs/17_losses.dro.ipynb #dffadc9f
+# %% ../../nbs/17_losses.dro.ipynb #0b748640
 class DRO(PairLoss):
     "max over p in a set of Σ p_ij l_ij (000, Eq. 1)."
     opaque = True
@@ -222,10 +223,6 @@ class DRO(PairLoss):
     def indivisible(self):
         return 'pair' if self.passes else 'batch'
 
-    def draw(self, batch):
-        check_sample(self.sample, self.uncertainty)
-        return uniform_numbers(self.sample, self.generator, batch)
-
     def losses(self, S, pairs): # of positives and negatives, -inf: no pair; derivatives by S
         spare = pairs.buffer
         P, N = pairs.split(S, self.miner)
@@ -233,47 +230,59 @@ class DRO(PairLoss):
         neg, neg_slope = pair_losses(self.base, N, -1, self.drop_zero, spare)
         return (pos, neg), (pos_slope, neg_slope)
 
-    def survey(self, S, pairs, gathered):
-        if len(pairs.rows) == len(pairs.batch.rows):       # one block: all losses will be at hand
-            return None
-        turn, known = pairs.statistics or (0, None)
-        share = pairs_per_entry(pairs.batch, self.pairs == 'unordered')
-        sides, _ = self.losses(S, pairs)
-        if turn < self.passes:
-            return self.uncertainty.gather(sides, share, gathered, known)
-        block_mass = share * cumulated(self.uncertainty.masses(sides, known))[-1]
-        return (gathered or {}) | {pairs.lo: block_mass}
+# %% ../../nbs/17_losses.dro.ipynb #7563c4d5
+@patch
+def survey(self:DRO, S, pairs, gathered):
+    if len(pairs.rows) == len(pairs.batch.rows):       # one block: all losses will be at hand
+        return None
+    turn, known = pairs.statistics or (0, None)
+    share = pairs_per_entry(pairs.batch, self.pairs == 'unordered')
+    sides, _ = self.losses(S, pairs)
+    if turn < self.passes:
+        return self.uncertainty.gather(sides, share, gathered, known)
+    block_mass = share * cumulated(self.uncertainty.masses(sides, known))[-1]
+    return (gathered or {}) | {pairs.lo: block_mass}
 
-    def conclude(self, gathered, statistics):
-        if gathered is None:
-            return None
-        turn, known = statistics or (0, None)
-        if turn < self.passes:
-            known = self.uncertainty.conclude(gathered, known)
-        else:
-            known = known | dict(block_masses=gathered)
-        return turn + 1, known
 
-    def value_and_weights(self, S, pairs):
-        unordered = self.pairs == 'unordered'
-        sides, slopes = self.losses(S, pairs)
-        known = pairs.statistics[1] if pairs.statistics else None
-        flat = None if self.sample is None else torch.cat(sides, 1).flatten()   # masses overwrite
-        if self.passes:
-            share = pairs_per_entry(pairs.batch, unordered)
-            uncertainty = self.uncertainty
-            known = known or uncertainty.solve(sides, share)
-            value = known['value'] * (pairs.lo == 0)
-            masses = [mass.mul_(share) for mass in uncertainty.masses(sides, known)]
-        else:
-            value, masses = one_list(self.uncertainty, sides, pairs, unordered)
-        if self.sample is not None:
-            block_masses = (known or {}).get('block_masses', {})
-            before = sum(mass for lo, mass in block_masses.items() if lo < pairs.lo)
-            total = sum(block_masses.values()) if block_masses else None
-            value, masses = drawn(pairs.draw(self), flat, masses, before, total)
-        W = pairs.weights(*(mass.mul_(slope) for mass, slope in zip(masses, slopes)))
-        return value, mirrored(W, pairs.rows) if unordered and not self.passes else W
+@patch
+def conclude(self:DRO, gathered, statistics):
+    if gathered is None:
+        return None
+    turn, known = statistics or (0, None)
+    if turn < self.passes:
+        known = self.uncertainty.conclude(gathered, known)
+    else:
+        known = known | dict(block_masses=gathered)
+    return turn + 1, known
+
+# %% ../../nbs/17_losses.dro.ipynb #05f6e4df
+@patch
+def draw(self:DRO, batch):
+    check_sample(self.sample, self.uncertainty)
+    return uniform_numbers(self.sample, self.generator, batch)
+
+
+@patch
+def value_and_weights(self:DRO, S, pairs):
+    unordered = self.pairs == 'unordered'
+    sides, slopes = self.losses(S, pairs)
+    known = pairs.statistics[1] if pairs.statistics else None
+    flat = None if self.sample is None else torch.cat(sides, 1).flatten()   # masses overwrite
+    if self.passes:
+        share = pairs_per_entry(pairs.batch, unordered)
+        uncertainty = self.uncertainty
+        known = known or uncertainty.solve(sides, share)
+        value = known['value'] * (pairs.lo == 0)
+        masses = [mass.mul_(share) for mass in uncertainty.masses(sides, known)]
+    else:
+        value, masses = one_list(self.uncertainty, sides, pairs, unordered)
+    if self.sample is not None:
+        block_masses = (known or {}).get('block_masses', {})
+        before = sum(mass for lo, mass in block_masses.items() if lo < pairs.lo)
+        total = sum(block_masses.values()) if block_masses else None
+        value, masses = drawn(pairs.draw(self), flat, masses, before, total)
+    W = pairs.weights(*(mass.mul_(slope) for mass, slope in zip(masses, slopes)))
+    return value, mirrored(W, pairs.rows) if unordered and not self.passes else W
 
 # %% ../../nbs/17_losses.dro.ipynb #01aa5aaa
 def set_from(
@@ -352,6 +361,22 @@ class DROKL(DRO):
                          **kwargs)
 
 # %% ../../nbs/17_losses.dro.ipynb #19dca93c
+def log_mean_exp(
+    x:Tensor, # (b, c) exponents, -inf where there is no pair; overwritten
+    members:Tensor, # (b, 1) how many exponents there are, with those that `plus` stands for
+    plus:float, # added to the sum
+    flat:bool, # whether all exponents may be near 0
+) -> tuple: # (b, 1) values; (b, c) derivatives
+    "log((plus + Σ e^x) / members) of each row, and its derivatives e^x / (plus + Σ e^x)."
+    if flat:
+        excess = threshold(x, -inf, 0.).expm1_().sum(1, keepdim=True) / members
+    v, p = log_sum_exp(x, plus=plus)
+    v = v - members.log()
+    if flat:
+        v = torch.where(excess.abs() < .5, excess.log1p(), v)
+    return v, p
+
+# %% ../../nbs/17_losses.dro.ipynb #8b14856e
 class DROKLGrouped(PairLoss):
     """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (000, Eq. 6), or with a pseudo pair in
     each group (000, Eq. 22)."""
@@ -379,29 +404,21 @@ class DROKLGrouped(PairLoss):
         anything = pairs.n_pos + pairs.n_neg > 0
         gammas = self.gamma_pos, self.gamma_neg
         for X, y, gamma, n in zip(pairs.split(S), (1, -1), gammas, sizes):
-            gamma = max(gamma, 1e-30)                                    # in float32, 1/γ is finite
+            gamma = bounded(gamma)
             losses, slope = pair_losses(self.base, X, y, self.drop_zero, pairs.buffer)
             if self.drop_zero:
                 n = (losses > -inf).sum(1, keepdim=True)
             # (b, 1), (b, c) or (b, R)
-            v, p = log_sum_exp(losses.sub_(c).mul_(1 / gamma), plus=float(has_pseudo))
-            members = (n + has_pseudo).clamp(min=1).to(v.dtype)
+            x = losses.sub_(c).mul_(1 / gamma)
+            members = (n + has_pseudo).clamp(min=1).to(x.dtype)
+            v, p = log_mean_exp(x, members, float(has_pseudo), flat=gamma > 1)
             there = anything if has_pseudo else n > 0
-            terms = c + gamma * (v - members.log())                      # Eqs. (6), (22)
+            terms = c + gamma * v                                        # Eqs. (6), (22)
             value = value + terms.masked_fill(~there, 0.).double().sum()
             weights.append(p.mul_(slope))                                # Eqs. (18), (24)
         return value, pairs.weights(*weights)
 
-# %% ../../nbs/17_losses.dro.ipynb #272ecc89
-def log_rarity(
-    S, # similarities
-    dim, # of the sphere's space
-): # of the same shape, float64
-    "-log q(d), d² = 2 - 2S, up to a constant; without overflow in any dimension."
-    S = S.double().clamp(-1 + 1e-9, 1 - 1e-9)
-    return (1 - dim / 2) * (2 - 2 * S).log() - (dim - 3) / 2 * ((1 + S) / 2).log()
-
-# %% ../../nbs/17_losses.dro.ipynb #71329363
+# %% ../../nbs/17_losses.dro.ipynb #2b196aff
 class SemiHardPairs(Miner):
     """All positives, and negatives with λ - m < S < λ: semi-hard selection for pair losses (000,
     section 4.2.2)."""
@@ -417,7 +434,16 @@ class SemiHardPairs(Miner):
         outside = (N <= self.lam - self.m) | (N >= self.lam)
         return P, N.masked_fill(outside, -inf)
 
+# %% ../../nbs/17_losses.dro.ipynb #272ecc89
+def log_rarity(
+    S, # similarities
+    dim, # of the sphere's space
+): # of the same shape, float64
+    "-log q(d), d² = 2 - 2S, up to a constant; without overflow in any dimension."
+    S = S.double().clamp(-1 + 1e-9, 1 - 1e-9)
+    return (1 - dim / 2) * (2 - 2 * S).log() - (dim - 3) / 2 * ((1 + S) / 2).log()
 
+# %% ../../nbs/17_losses.dro.ipynb #d88bbedb
 class DistanceWeighted(Miner):
     """All positives, and for each a negative drawn ∝ min(1/q(d), 1/q(cutoff)), with
     q(d) ∝ d^{D-2} (1 - d²/4)^{(D-3)/2} (Wu et al., 2017)."""

@@ -17,11 +17,13 @@ __all__ = ['UncertaintySet', 'Uniform', 'TopK', 'Simplex', 'KLPenalty', 'KLBall'
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #5f9e9b59
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil, log
+from math import ceil, log, nan
 from typing import NamedTuple
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from ..core import check_number
 from ..weighting import exp_, inf, settings
@@ -31,6 +33,11 @@ class Named:
     "An object that shows its settings"
     def __repr__(self):
         return f'{type(self).__name__}({settings(self)})'
+
+
+def bounded(setting):
+    "A setting as far as it matters: in float32, it and its inverse must be numbers."
+    return min(max(setting, 1e-30), 1e30)
 
 
 def number_where(compare, losses, threshold):
@@ -65,12 +72,11 @@ def check_list(losses, valid, positive):
 class UncertaintySet(Named):
     "A set of weights: `mass` of a loss, and the shared numbers that `gather` and `conclude` find"
     surveys = 1                # passes over all losses before the weights can be made
-    overwrites = False         # whether `gather` writes to the losses
     probabilities = True       # whether p ≥ 0, so that pairs can be drawn by it
 
     def gather(
         self,
-        sides:list, # losses of any shape, -inf where nothing counts: of positives, of negatives
+        sides:list, # losses of any shape, -inf: nothing counts; of positives, negatives; read only
         share:float, # how many pairs an entry stands for
         gathered, # from the blocks before in this pass, None at the first
         known, # from the passes before, None in the first
@@ -90,8 +96,7 @@ class UncertaintySet(Named):
         "All passes, where all losses are at hand."
         known = None
         for _ in range(self.surveys):
-            read = [losses.clone() for losses in sides] if self.overwrites else sides
-            known = self.conclude(self.gather(read, share, None, known), known)
+            known = self.conclude(self.gather(sides, share, None, known), known)
         return known
 
     def worst_case(
@@ -159,7 +164,27 @@ def candidates(
     best = table.amax(0).topk(k, sorted=False).indices
     return torch.cat([table[:, best].reshape(-1), losses[groups * group:]])
 
-# %% ../../nbs/16_losses.uncertainty.ipynb #d26689a5
+
+def keep_largest(
+    sides:list, # losses of a block
+    wanted:int, # how many to keep
+    kept, # what this gave for the blocks before, None at the first
+) -> tuple: # the largest losses, falling; how many equals of the last one found no room
+    "The largest losses of all blocks so far."
+    lists = [candidates(losses, wanted) for losses in sides]
+    if kept is not None:
+        lists.append(kept[0])
+    together = torch.cat(lists)
+    largest = together.topk(min(wanted, len(together))).values
+    last = largest[-1]
+    unlisted = sum(number_where(torch.eq, losses, last) for losses in sides)
+    unlisted = unlisted - (largest == last).sum()
+    if kept is not None:
+        before, unlisted_before = kept
+        unlisted = unlisted + (before == last).sum() + unlisted_before * (before[-1] == last)
+    return largest, unlisted
+
+# %% ../../nbs/16_losses.uncertainty.ipynb #721ccfba
 class TopK(UncertaintySet):
     """0 ≤ p ≤ 1/K: the mean of the K largest losses, for real K up to n; equals at the edge share
     what is left (000, DRO-TopK)."""
@@ -174,24 +199,13 @@ class TopK(UncertaintySet):
         return float(min(max(check_number('k', self.k, above=0), 1), 2**62))
 
     def gather(self, sides, share, gathered, known):
+        kept, number, _ = gathered or (None, 0., share)
+        number = number + share * sum(number_where(torch.gt, losses, -inf) for losses in sides)
         wanted = ceil(2 * self.size())                     # a pair may stand twice
-        number = share * sum(number_where(torch.gt, losses, -inf) for losses in sides)
-        lists = [candidates(losses, wanted) for losses in sides]
-        if gathered is not None:
-            lists.append(gathered[0])
-        together = torch.cat(lists)
-        largest = together.topk(min(wanted, len(together))).values
-        last = largest[-1]
-        equal_to_last = sum(number_where(torch.eq, losses, last) for losses in sides)
-        unlisted = equal_to_last - (largest == last).sum()
-        if gathered is not None:
-            before, unlisted_before, number_before, _ = gathered
-            number = number + number_before
-            unlisted = unlisted + (before == last).sum() + unlisted_before * (before[-1] == last)
-        return largest, unlisted, number, share
+        return keep_largest(sides, wanted, kept), number, share
 
     def conclude(self, gathered, known):
-        largest, unlisted, number, share = gathered
+        (largest, unlisted), number, share = gathered
         size = self.size()
         k = number.clamp(max=size)
         most = (number > 0) / number.clamp(1e-9, size)     # 1/K
@@ -211,7 +225,7 @@ class TopK(UncertaintySet):
         weights = side.mul_(known['above']).add_(known['at'])
         return weights.clamp_(torch.zeros_like(known['at']), known['above'])
 
-
+# %% ../../nbs/16_losses.uncertainty.ipynb #d11c6cf6
 class Simplex(TopK):
     "Every p: the largest loss (000, section 3.1)."
     def __init__(self):
@@ -221,11 +235,26 @@ class Simplex(TopK):
     def k(self):
         return 1.
 
-# %% ../../nbs/16_losses.uncertainty.ipynb #d11c6cf6
+# %% ../../nbs/16_losses.uncertainty.ipynb #f25e7171
+def centre_and_excess(
+    losses:Tensor, # of any shape, -inf where nothing counts
+    number:Tensor, # of those that count
+    gamma:float,
+) -> tuple: # c; E = Σ (e^{(l-c)/γ} - 1), float64
+    "The two numbers that say γ log mean e^{l/γ} to all its digits, whatever γ."
+    top = losses.amax().clamp(min=-1e15)
+    if gamma <= 1:
+        Z = totals(torch.sub(losses, top).mul_(1 / (gamma * log(2))).exp2_())[0]
+        return top, Z - number
+    present = threshold(losses, -inf, inf)
+    low = present.amin().minimum(top)                      # top where nothing is present
+    centre = low.maximum(top - 16 * gamma)
+    x = present.sub_(centre).mul_(1 / gamma).nan_to_num_(nan, 0.)     # absent: e⁰ - 1 = 0
+    return centre, totals(x.expm1_())[0]
+
+# %% ../../nbs/16_losses.uncertainty.ipynb #32b4547f
 class KLPenalty(UncertaintySet):
     "Σ p l - γ KL(p‖1/n), at most γ log mean e^{l/γ}, with p = softmax(l/γ) (000, DRO-KL)."
-    overwrites = True
-
     def __init__(
         self,
         gamma:float, # price of leaving the uniform weights, above 0
@@ -233,31 +262,33 @@ class KLPenalty(UncertaintySet):
         self.gamma = check_number('gamma', gamma, above=0)
 
     def price(self):
-        "γ where it matters: in float32, 1/γ must be a number."
-        return min(max(check_number('gamma', self.gamma, above=0), 1e-30), 1e30)
+        "γ where it matters."
+        return bounded(check_number('gamma', self.gamma, above=0))
 
     def gather(self, sides, share, gathered, known):
         gamma = self.price()
         for losses in sides:
-            top = losses.amax().clamp(min=-1e15)
-            number = share * number_where(torch.gt, losses, -inf)
-            Z = share * totals(exp_(losses.sub_(top).mul_(1 / gamma)))[0]
-            new = torch.stack([top.double(), number, Z])
+            number = number_where(torch.gt, losses, -inf)
+            centre, excess = centre_and_excess(losses, number, gamma)
+            new = torch.stack([centre.double(), share * number, share * excess])
             if gathered is not None:
-                top = torch.maximum(gathered[0], new[0])
                 both = torch.stack([gathered, new])
-                shift = ((both[:, 0] - top) / gamma).exp()
-                new = torch.stack([top, both[:, 1].sum(), (both[:, 2] * shift).sum()])
+                centre = both[:, 0].amax()
+                shift = (both[:, 0] - centre) / gamma
+                excess = both[:, 2] * shift.exp() + both[:, 1] * shift.expm1()
+                new = torch.stack([centre, both[:, 1].sum(), excess.sum()])
             gathered = new
         return gathered
 
     def conclude(self, gathered, known):
-        top, number, Z = gathered
-        value = torch.where(number > 0, top + self.price() * (Z / number).log(), 0.)
-        return dict(top=top, Z=Z.clamp(min=1e-9), value=value)
+        centre, number, excess = gathered
+        value = centre + self.price() * torch.log1p(excess / number)
+        return dict(centre=centre, Z=(number + excess).clamp(min=1e-9),
+                    value=torch.where(number > 0, value, 0.))
 
     def mass(self, losses, known):
-        return exp_(losses.sub_(known['top']).mul_(1 / self.price())).div_(known['Z'])
+        x = losses.sub_(known['centre']).mul_(1 / (self.price() * log(2)))
+        return x.exp2_().div_(known['Z'])
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #5a5f4fd3
 def in_float64(
@@ -337,6 +368,9 @@ class KLBall(Ball):
     "KL(p‖1/n) ≤ ρ: p ∝ e^{s l}, as sharp as the ball admits."
     surveys = 1 + 24
 
+    def radius(self):
+        return bounded(super().radius())
+
     def start(self, known):
         reach = (known['top'] - known['low']).clamp(min=1e-30)
         admissible = log(8 * self.radius()) / 2 - reach.log()          # of log s
@@ -387,7 +421,7 @@ class ChiSquareBall(Ball):
         mean = first / active
         variance = (second / active - mean**2).clamp(min=0)
         slack = (active * self.budget(known) / entries - 1).clamp(min=0)
-        depth = (variance / slack.clamp(min=1e-300)).sqrt()            # d
+        depth = (variance / slack.clamp(min=1e-30)).sqrt()             # d
         width = (depth - mean).clamp(min=1e-30)                        # max l - η
         value = torch.where(known['some'], known['top'] + mean + (variance * slack).sqrt(), 0.)
         return known | dict(width=width, Z=share * (first + active * width), value=value)
@@ -409,41 +443,47 @@ class ChiSquareBall(Ball):
         last = (k - 1).clamp(min=0)[None]
         return self.finish(known, share, k, first.gather(0, last)[0], second.gather(0, last)[0])
 
-    def start(self, known):
-        reach = (known['top'] - known['low']).clamp(min=1e-30)
-        return known | dict(lowest=known['low'] - known['top'], step=reach / self.cells)
-
-    def gather(self, sides, share, gathered, known):
-        if known is None:
-            return gather_range(sides, share, gathered)
-        table, _ = (None, None) if gathered is None else gathered
-        if table is None:
-            table = torch.zeros(3, self.cells + 2, dtype=torch.float64, device=sides[0].device)
-        for losses in in_float64(sides):
-            v = losses - known['top']
-            cell = ((v - known['lowest']) / known['step']).floor_()
-            cell = cell.nan_to_num_(nan=-1.).clamp_(-1, self.cells).long() + 1
-            table[0].index_add_(0, cell, torch.ones_like(v))
-            table[1].index_add_(0, cell, v)
-            table[2].index_add_(0, cell, v * v)
-        return table, share
-
-    def conclude(self, gathered, known):
-        if known is None:
-            return self.start(conclude_range(gathered))
-        table, share = gathered
-        active, first, second = table[:, 1:].flip(1).cumsum(1).flip(1)   # of this cell and above
-        cell = torch.arange(self.cells, device=table.device)
-        edge = known['lowest'] + cell * known['step']
-        sums = active[:-1], first[:-1], second[:-1]
-        sharp = self.too_sharp(known, known['n'] / share, *sums, edge) | (active[:-1] == 0)
-        here = (~sharp * cell).amax()[None]                # the last edge that is not too sharp
-        known = known | dict(lowest=edge.gather(0, here)[0], step=known['step'] / self.cells)
-        return self.finish(known, share, *(part.gather(0, here)[0] for part in sums))
-
     def mass(self, losses, known):
         height = losses.sub_(known['top']).add_(known['width']).clamp_(min=0)
         return height.div_(known['Z'])
+
+# %% ../../nbs/16_losses.uncertainty.ipynb #3c58beda
+@patch
+def start(self:ChiSquareBall, known):
+    reach = (known['top'] - known['low']).clamp(min=1e-30)
+    return known | dict(lowest=known['low'] - known['top'], step=reach / self.cells)
+
+
+@patch
+def gather(self:ChiSquareBall, sides, share, gathered, known):
+    if known is None:
+        return gather_range(sides, share, gathered)
+    table, _ = (None, None) if gathered is None else gathered
+    if table is None:
+        table = torch.zeros(3, self.cells + 2, dtype=torch.float64, device=sides[0].device)
+    for losses in in_float64(sides):
+        v = losses - known['top']
+        cell = ((v - known['lowest']) / known['step']).floor_()
+        cell = cell.nan_to_num_(nan=-1.).clamp_(-1, self.cells).long() + 1
+        table[0].index_add_(0, cell, torch.ones_like(v))
+        table[1].index_add_(0, cell, v)
+        table[2].index_add_(0, cell, v * v)
+    return table, share
+
+
+@patch
+def conclude(self:ChiSquareBall, gathered, known):
+    if known is None:
+        return self.start(conclude_range(gathered))
+    table, share = gathered
+    active, first, second = table[:, 1:].flip(1).cumsum(1).flip(1)   # of this cell and above
+    cell = torch.arange(self.cells, device=table.device)
+    edge = known['lowest'] + cell * known['step']
+    sums = active[:-1], first[:-1], second[:-1]
+    sharp = self.too_sharp(known, known['n'] / share, *sums, edge) | (active[:-1] == 0)
+    here = (~sharp * cell).amax()[None]                # the last edge that is not too sharp
+    known = known | dict(lowest=edge.gather(0, here)[0], step=known['step'] / self.cells)
+    return self.finish(known, share, *(part.gather(0, here)[0] for part in sums))
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #73f33bb7
 class VariancePenalty(Ball):
@@ -518,44 +558,48 @@ class PhiBall(Named):
             value, p = helper.submit(self.solve, losses.detach().double(), valid).result()
         return value.to(losses.dtype), p.to(losses.dtype)
 
-    def most(self, n): # about the s where φ*'(s) = n, from above
-        grid = 2.**torch.arange(-20, 61, dtype=torch.float64, device=n.device)
-        below = self.conjugate(grid)[1] < n
-        return grid.gather(0, below.sum().clamp(max=len(grid) - 1)[None])[0]
+# %% ../../nbs/16_losses.uncertainty.ipynb #aaa2f875
+@patch
+def most(self:PhiBall, n): # about the s where φ*'(s) = n, from above
+    grid = 2.**torch.arange(-20, 61, dtype=torch.float64, device=n.device)
+    below = self.conjugate(grid)[1] < n
+    return grid.gather(0, below.sum().clamp(max=len(grid) - 1)[None])[0]
 
-    def solve(self, losses, valid):
-        n = valid.sum().clamp(min=1)
-        rho = check_number('rho', self.rho, above=0)
-        top = losses.masked_fill(~valid, -inf).amax().clamp(min=-1e15)
-        v = (losses - top).masked_fill(~valid, 0)
-        lowest = v.amin()
-        deepest = -self.most(n)
 
-        def mean(t):
-            return t.masked_fill(~valid, 0).sum() / n
+@patch
+def solve(self:PhiBall, losses, valid):
+    n = valid.sum().clamp(min=1)
+    rho = check_number('rho', self.rho, above=0)
+    top = losses.masked_fill(~valid, -inf).amax().clamp(min=-1e15)
+    v = (losses - top).masked_fill(~valid, 0)
+    lowest = v.amin()
+    deepest = -self.most(n)
 
-        def at(x, ratio): # n p, φ(n p) and b / a for a = e^x / range; about the last b / a
-            a = x.exp() / (-lowest).clamp(min=1e-30)
-            lo = torch.maximum(a * lowest, deepest)
-            guess = (a * ratio).clamp(lo * .999, lo * .001)
-            search = RootSearch.between(lo, torch.zeros_like(lo), guess)
-            for _ in range(self.inner):
-                slope = self.conjugate(a * v - search.x)[1]
-                search = search.tell(-mean(slope).log())
-            s = a * v - search.x
-            value, slope = self.conjugate(s)
-            return slope, s * slope - value, search.x / a
+    def mean(t):
+        return t.masked_fill(~valid, 0).sum() / n
 
-        x = lowest.new_tensor(0.)
-        search = RootSearch.between(x - 20, x + 40, x)
-        ratio = mean(v)
-        for _ in range(self.outer):
-            _, terms, ratio = at(search.x, ratio)
-            divergence = mean(terms)
-            search = search.tell((divergence.clamp(min=1e-300) / rho).log())
-        p = at(search.x, ratio)[0].masked_fill(~valid, 0)
-        p = p / p.sum().clamp(min=1e-9)
-        return (p * losses.masked_fill(~valid, 0)).sum(), p
+    def at(x, ratio): # n p, φ(n p) and b / a for a = e^x / range; about the last b / a
+        a = x.exp() / (-lowest).clamp(min=1e-30)
+        lo = torch.maximum(a * lowest, deepest)
+        guess = (a * ratio).clamp(lo * .999, lo * .001)
+        search = RootSearch.between(lo, torch.zeros_like(lo), guess)
+        for _ in range(self.inner):
+            slope = self.conjugate(a * v - search.x)[1]
+            search = search.tell(-mean(slope).log())
+        s = a * v - search.x
+        value, slope = self.conjugate(s)
+        return slope, s * slope - value, search.x / a
+
+    x = lowest.new_tensor(0.)
+    search = RootSearch.between(x - 20, x + 40, x)
+    ratio = mean(v)
+    for _ in range(self.outer):
+        _, terms, ratio = at(search.x, ratio)
+        divergence = mean(terms)
+        search = search.tell((divergence.clamp(min=1e-300) / rho).log())
+    p = at(search.x, ratio)[0].masked_fill(~valid, 0)
+    p = p / p.sum().clamp(min=1e-9)
+    return (p * losses.masked_fill(~valid, 0)).sum(), p
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #41faa79c
 class TopKPN(UncertaintySet):

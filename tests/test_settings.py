@@ -8,9 +8,10 @@ import torch
 import dml_nb.losses as package
 from dml_nb.check import test_same as same
 from dml_nb.losses.dro import (
-    BinomialPair, ChiSquareBall, ContrastivePair, KLBall, KLPenalty, MarginPair, Simplex, TopK,
-    VariancePenalty)
+    DRO, DROKL, BinomialPair, ChiSquareBall, ContrastivePair, DROKLGrouped, DROTopK, KLBall,
+    KLPenalty, MarginPair, PhiBall, Simplex, TopK, Uniform, VariancePenalty)
 from dml_nb.losses.catalogue import LOSSES
+from dml_nb.losses.triplet import HAP2S
 from dml_nb.transport import MMD, EnergyDistance, Wasserstein
 from dml_nb.weighting import PairLoss, Sum
 
@@ -128,3 +129,61 @@ def test_a_registered_loss_is_there_at_once(monkeypatch):
     assert Recipe(loss='another').loss == 'another'
     with pytest.raises(ValueError, match='another'):
         Recipe(loss='none of them')
+
+
+#: Losses of one number that may be anything above 0.
+OF_ANY_SIZE = {
+    'KL': DROKL,
+    'KL, smooth': lambda x: DROKL(x, BinomialPair()),
+    'KL, in blocks': lambda x: DROKL(x, block=40),
+    'grouped': lambda x: DROKLGrouped(x, x),
+    'grouped, smooth': lambda x: DROKLGrouped(x, x, BinomialPair()),
+    'grouped, pseudo pairs': lambda x: DROKLGrouped(x, x, pseudo=.2),
+    'K': DROTopK,
+    'KL ball': lambda x: DRO(MarginPair(), KLBall(x)),
+    'chi-square ball': lambda x: DRO(MarginPair(), ChiSquareBall(x)),
+    'phi ball': lambda x: DRO(MarginPair(), PhiBall(torch.expm1, x)),
+    'sharpness': lambda x: DRO(BinomialPair(min(x, 2.), min(x, 50.)), Uniform()),
+    'temperature': lambda x: HAP2S(gamma=x),
+    'power': lambda x: HAP2S(weighting='polynomial', alpha=x),
+}
+
+
+def gathered_classes():
+    "A batch of thirty classes around their centres: most hinges are 0, so a value is small"
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 30
+    centres = torch.randn(30, 16, generator=random)
+    return centres[labels] + .5 * torch.randn(120, 16, generator=random), labels
+
+
+@pytest.mark.parametrize('size', [1e-300, 1e-6, .1, 1., 10., 1e3, 1e6, 1e12, 1e300])
+@pytest.mark.parametrize('name', OF_ANY_SIZE)
+def test_float32_keeps_the_digits(name, size):
+    z, labels = gathered_classes()
+    loss = OF_ANY_SIZE[name](size)
+    same(loss(z, labels).double(), loss(z.double(), labels), rtol=1e-5, atol=1e-9)
+    weights = loss.pair_weights(z.double(), labels)
+    error = loss.pair_weights(z, labels).double() - weights
+    assert error.norm() <= 1e-5 * weights.norm()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('size, limit', [(1e12, Uniform()), (1e-12, Simplex())])
+def test_a_penalty_ends_in_the_mean_and_the_maximum(size, limit, dtype):
+    z, labels = gathered_classes()
+    z = z.to(dtype)
+    for base in (MarginPair(), BinomialPair(), ContrastivePair()):
+        expected = DRO(base, limit)(z, labels)
+        for block in (None, 40):
+            same(DROKL(size, base, block=block)(z, labels), expected, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize('gamma', [1.5, 1e6])
+def test_a_penalty_holds_losses_of_any_spread(gamma):
+    "One far above thousands of equals, one far below them, and thousands far below zero"
+    for common, other in ((0., 40.), (0., -40.), (-1000., -960.), (300., 440.), (7., 7.)):
+        losses = torch.full((4000,), common).index_fill_(0, torch.tensor([7]), other) * gamma
+        found = KLPenalty(gamma).solve([losses])['value']
+        exact = gamma * ((losses.double() / gamma).logsumexp(0) - torch.tensor(4000.).double().log())
+        same(found, exact, rtol=0., atol=1e-6 * losses.abs().max().item())

@@ -72,11 +72,12 @@ def check_list(losses, valid, positive):
 class UncertaintySet(Named):
     "A set of weights: `mass` of a loss, and the shared numbers that `gather` and `conclude` find"
     surveys = 1                # passes over all losses before the weights can be made
+    overwrites = False         # whether `gather` writes to the losses
     probabilities = True       # whether p ≥ 0, so that pairs can be drawn by it
 
     def gather(
         self,
-        sides:list, # losses of any shape, -inf: nothing counts; of positives, negatives; read only
+        sides:list, # losses of any shape, -inf where nothing counts: of positives, of negatives
         share:float, # how many pairs an entry stands for
         gathered, # from the blocks before in this pass, None at the first
         known, # from the passes before, None in the first
@@ -96,7 +97,8 @@ class UncertaintySet(Named):
         "All passes, where all losses are at hand."
         known = None
         for _ in range(self.surveys):
-            known = self.conclude(self.gather(sides, share, None, known), known)
+            read = [losses.clone() for losses in sides] if self.overwrites else sides
+            known = self.conclude(self.gather(read, share, None, known), known)
         return known
 
     def worst_case(
@@ -262,7 +264,7 @@ class KLPenalty(UncertaintySet):
         self.gamma = check_number('gamma', gamma, above=0)
 
     def price(self):
-        "γ where it matters."
+        "γ where it matters: in float32, 1/γ must be a number."
         return bounded(check_number('gamma', self.gamma, above=0))
 
     def gather(self, sides, share, gathered, known):

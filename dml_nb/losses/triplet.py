@@ -17,9 +17,11 @@ __all__ = ['Triplet', 'HardTriplets', 'RandomTriplets', 'SemiHard', 'BatchHard',
 
 # %% ../../nbs/18_losses.triplet.ipynb #c05efabb
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import Pairs, Scratch, check_number, full_precision, inf, product, spans
+from .uncertainty import bounded
 from dml_nb.weighting import (
     PairLoss, check_choice, check_generator, check_object, check_operands, log_sum_exp, settings,
     unit_operands)
@@ -129,27 +131,6 @@ class Triplet(PairLoss):
             return pairs.triplets, max(1, len(pairs.batch.triplets[0]))
         return None, pairs.batch.total_triplets.clamp(min=1)
 
-    def value_and_weights(self, S, pairs):
-        listed, number = self.listed(pairs)
-        margin = self.margin / self.scale                              # of similarities
-        share = self.scale if self._reduction == 'sum' else self.scale / number
-        if listed is None:
-            value, W = self.all_triplets(S, pairs, margin)
-        else:
-            value, W = hinge_listed(S, *listed, margin)
-        return value * share, W.mul_(share)
-
-    def all_triplets(self, S, pairs, margin):
-        "Sum of the hinge over all triplets of a block, W (b, R) its derivative."
-        P, N = pairs.split(S)
-        P.sub_(margin)
-        count = pairs.buffer(N) if P.shape[1] <= self.few else None
-        if count is None:
-            value, met, count = hinge_sorted(P, N)
-        else:
-            value, met, count = hinge_few(P, N, count)
-        return value, pairs.weights(met.neg_(), count)
-
 # %% ../../nbs/18_losses.triplet.ipynb #99d6cbac
 def check_select(select):
     "Raise TypeError for what cannot select triplets; None selects all."
@@ -158,6 +139,31 @@ def check_select(select):
     if select is None:
         return None
     return check_object('select', select, 'triplets', 'SemiHard()', hint)
+
+# %% ../../nbs/18_losses.triplet.ipynb #1b9efc81
+@patch
+def value_and_weights(self:Triplet, S, pairs):
+    listed, number = self.listed(pairs)
+    margin = self.margin / self.scale                              # of similarities
+    share = self.scale if self._reduction == 'sum' else self.scale / number
+    if listed is None:
+        value, W = self.all_triplets(S, pairs, margin)
+    else:
+        value, W = hinge_listed(S, *listed, margin)
+    return value * share, W.mul_(share)
+
+
+@patch
+def all_triplets(self:Triplet, S, pairs, margin):
+    "Sum of the hinge over all triplets of a block, W (b, R) its derivative."
+    P, N = pairs.split(S)
+    P.sub_(margin)
+    count = pairs.buffer(N) if P.shape[1] <= self.few else None
+    if count is None:
+        value, met, count = hinge_sorted(P, N)
+    else:
+        value, met, count = hinge_few(P, N, count)
+    return value, pairs.weights(met.neg_(), count)
 
 # %% ../../nbs/18_losses.triplet.ipynb #3eda7b8a
 class Selection:
@@ -250,29 +256,31 @@ class UniformSelection(Selection):
         "Which negatives may be chosen: all."
         return torch.gt(N, -inf, out=out)
 
-    def triplets(self, S, pairs):
-        "The admitted n with the largest frac(u_n + frac(c_a + d_p)), a few rows at a time."
-        steps, who, u, c, d = pairs.draw(self)
-        P, N = pairs.split(S)
-        a, k = ((P < inf) & (pairs.n_neg > 0)).nonzero().T             # (T,)
-        p = pairs.positive[a, k]
-        s = P[a, k][:, None]                                           # (T, 1)
-        turn = (c[pairs.rows[a]] + d[p]).frac_().to(S.dtype)[:, None]  # (T, 1)
-        u = u.to(S.dtype)
-        best = S.new_empty(len(a))
-        wanted = 2**17 if S.device.type == 'cpu' else 2**26            # on a CPU: in the cache
-        few = min(len(a), max(1, wanted // len(u)))
-        memory = S.new_empty(3, few, len(u))
-        for lo in range(0, len(a), max(few, 1)):
-            here = slice(lo, lo + few)
-            rows, admitted, place = memory[:, :len(a) - lo]
-            torch.index_select(N, 0, a[here], out=rows)
-            torch.add(u, turn[here], out=place).frac_()
-            admitted = self.admit(rows, s[here], admitted)
-            torch.amax(admitted.mul_(place), 1, out=best[here])
-        keep = best > 0                                                # no place is 0
-        where = (best[keep] - turn[keep, 0]).remainder_(1.)            # turned back
-        return a[keep], p[keep], who[(where * steps).long()]
+# %% ../../nbs/18_losses.triplet.ipynb #36b4b866
+@patch
+def triplets(self:UniformSelection, S, pairs):
+    "The admitted n with the largest frac(u_n + frac(c_a + d_p)), a few rows at a time."
+    steps, who, u, c, d = pairs.draw(self)
+    P, N = pairs.split(S)
+    a, k = ((P < inf) & (pairs.n_neg > 0)).nonzero().T             # (T,)
+    p = pairs.positive[a, k]
+    s = P[a, k][:, None]                                           # (T, 1)
+    turn = (c[pairs.rows[a]] + d[p]).frac_().to(S.dtype)[:, None]  # (T, 1)
+    u = u.to(S.dtype)
+    best = S.new_empty(len(a))
+    wanted = 2**17 if S.device.type == 'cpu' else 2**26            # on a CPU: in the cache
+    few = min(len(a), max(1, wanted // len(u)))
+    memory = S.new_empty(3, few, len(u))
+    for lo in range(0, len(a), max(few, 1)):
+        here = slice(lo, lo + few)
+        rows, admitted, place = memory[:, :len(a) - lo]
+        torch.index_select(N, 0, a[here], out=rows)
+        torch.add(u, turn[here], out=place).frac_()
+        admitted = self.admit(rows, s[here], admitted)
+        torch.amax(admitted.mul_(place), 1, out=best[here])
+    keep = best > 0                                                # no place is 0
+    where = (best[keep] - turn[keep, 0]).remainder_(1.)            # turned back
+    return a[keep], p[keep], who[(where * steps).long()]
 
 # %% ../../nbs/18_losses.triplet.ipynb #d64f82a7
 class RandomTriplets(UniformSelection):
@@ -337,9 +345,9 @@ class HAP2S(PairLoss):
     def hardness(self, x, sign, out=None):
         "log q of similarities: sign -1 for positives, +1 for negatives."
         if self.weighting == 'exponential':
-            return torch.mul(x, sign / self.gamma, out=out)
+            return torch.mul(x, sign / bounded(self.gamma), out=out)
         d = torch.mul(x, -2., out=out).add_(2.).clamp_(min=0.).sqrt_()
-        return d.log1p_().mul_(self.alpha if sign < 0 else -2 * self.alpha)
+        return d.log1p_().mul_(bounded(self.alpha) * (1 if sign < 0 else -2))
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)

@@ -27,37 +27,13 @@ import torch
 from fastai.callback.core import Callback
 from fastcore.basics import patch
 from torch import Tensor, distributed, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from .core import as_labels, check_embeddings, check_number, unit
 from .embedding import evaluating
 from .weighting import as_peers_call, check_choice, check_flag, check_object, demanding_term
-
-# %% ../nbs/53_memory.ipynb #9a9d4093
-def rows_of_all_ranks(
-    z:Tensor, # (B, D) without gradient
-    labels:Tensor, # (B,)
-) -> tuple: # (ΣB, D), (ΣB,) in the order of ranks, the same on every rank
-    "Rows and labels of all processes, uneven counts too; of this one where it is alone."
-    alone = not (distributed.is_available() and distributed.is_initialized())
-    if alone or distributed.get_world_size() == 1:
-        return z, labels
-    world = distributed.get_world_size()
-    count = torch.tensor([len(z)], device=z.device)
-    counts = [torch.empty_like(count) for _ in range(world)]
-    distributed.all_gather(counts, count)
-    counts = [int(n) for n in counts]
-
-    def gathered(rows):
-        padded = rows.new_zeros(max(counts), *rows.shape[1:])
-        padded[:len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        distributed.all_gather(parts, padded)
-        return torch.cat([part[:n] for part, n in zip(parts, counts)])
-
-    return gathered(z), gathered(labels)
 
 # %% ../nbs/53_memory.ipynb #70beb577
 class AroundLoss(nn.Module):
@@ -77,6 +53,8 @@ class AroundLoss(nn.Module):
     @reduction.setter
     def reduction(self, value):
         self.loss.reduction = value
+
+
 
 # %% ../nbs/53_memory.ipynb #0873f12c
 class CrossBatchMemory(AroundLoss):
@@ -109,12 +87,12 @@ class CrossBatchMemory(AroundLoss):
         self.register_buffer('stored_at', None, persistent=False)   # (M,) step of each row
         self.place = 0                                  # where the next row goes
         self.count = 0                                  # rows that are filled
-
-    def __len__(self):
-        return self.count
+        self.latest = torch.arange(0)                   # places of the rows stored last
 
     def extra_repr(self):
         return f'size={self.size}, warmup={self.warmup}, live={self.live}, count={self.count}'
+
+
 
 # %% ../nbs/53_memory.ipynb #f3fdf626
 @patch
@@ -129,7 +107,7 @@ def store(
     labels = as_labels(labels, len(z), z.device)
     self.steps += 1
     if self.steps <= self.warmup:
-        return torch.arange(0)
+        return self.latest
     self._make_room(z)
     x = unit(z)[-self.size:].to(self.rows)                          # (n, D)
     finite = x.isfinite().all(1)
@@ -141,6 +119,7 @@ def store(
     self.stored_at[at] = self.steps
     self.place = (self.place + n) % self.size
     self.count = min(self.count + n, self.size)
+    self.latest = places
     return places
 
 
@@ -158,6 +137,34 @@ def _make_room(self:CrossBatchMemory, z):
     if self.rows.device != z.device:
         for name in ('rows', 'labels', 'stored_at'):
             setattr(self, name, getattr(self, name).to(z.device))
+
+
+
+# %% ../nbs/53_memory.ipynb #9a9d4093
+def rows_of_all_ranks(
+    z:Tensor, # (B, D) without gradient
+    labels:Tensor, # (B,)
+) -> tuple: # (ΣB, D), (ΣB,) in the order of ranks, the same on every rank
+    "Rows and labels of all processes, uneven counts too; of this one where it is alone."
+    alone = not (distributed.is_available() and distributed.is_initialized())
+    if alone or distributed.get_world_size() == 1:
+        return z, labels
+    world = distributed.get_world_size()
+    count = torch.tensor([len(z)], device=z.device)
+    counts = [torch.empty_like(count) for _ in range(world)]
+    distributed.all_gather(counts, count)
+    counts = [int(n) for n in counts]
+
+    def gathered(rows):
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[:len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        distributed.all_gather(parts, padded)
+        return torch.cat([part[:n] for part, n in zip(parts, counts)])
+
+    return gathered(z), gathered(labels)
+
+
 
 # %% ../nbs/53_memory.ipynb #6bb2783c
 @patch
@@ -177,6 +184,8 @@ def references(
     ref = torch.cat([own, self.rows[:self.count]])
     ref_labels = torch.cat([labels, self.labels[:self.count]])
     return ref, ref_labels, torch.arange(len(z), device=z.device)
+
+
 
 # %% ../nbs/53_memory.ipynb #aa771c4a
 @patch
@@ -216,6 +225,9 @@ def _refuse(self:CrossBatchMemory, *given):
                              f'a {type(value).__name__} was given; a miner belongs to the loss, as '
                              'in Binomial(miner=MultiSimilarityMiner())')
 
+
+    value
+
 # %% ../nbs/53_memory.ipynb #43db5e8b
 @patch
 def _save_to_state_dict(self:CrossBatchMemory, destination, prefix, keep_vars):
@@ -248,6 +260,8 @@ def _load_from_state_dict(self:CrossBatchMemory, state_dict, prefix, *rest):
         if name in found:
             setattr(self, name, found[name].clone())
 
+
+
 # %% ../nbs/53_memory.ipynb #a0fca88b
 @patch
 def drift(
@@ -261,6 +275,44 @@ def drift(
         now = unit(model(x).float())
     then = self.rows[places.to(self.rows.device)]
     return 1 - (now * then.to(now)).sum(1)
+
+
+
+# %% ../nbs/53_memory.ipynb #e157c5fd
+class MemoryDrift(Callback):
+    "Measures, while a network trains, how far the rows of its memory have drifted, by their age"
+    run_valid = False
+    def __init__(
+        self,
+        memory:CrossBatchMemory, # of one process
+        every:int=20, # steps between batches of which items are kept
+        items:int=8, # kept of each
+        measure:int=200, # steps between measurements
+    ):
+        self.memory, self.every, self.items, self.measure = memory, every, items, measure
+        self.kept = []                                  # (step, items, places in the ring)
+        self.found = []                                 # (step, age in steps, mean drift)
+
+    def after_loss(self):
+        step, places = self.memory.steps, self.memory.latest
+        if step % self.every == 0 and len(places) == len(self.xb[0]):
+            kept = self.xb[0][-self.items:].detach().clone(), places[-self.items:]
+            self.kept.append((step, *kept))
+
+    def after_batch(self):
+        now = self.memory.steps
+        if now % self.measure:
+            return
+        self.kept = [old for old in self.kept if self.still_there(old)]
+        for step, x, places in self.kept:
+            drift = self.memory.drift(self.learn.model, x, places)
+            self.found.append((now, now - step, float(drift.mean())))
+
+    def still_there(self, old):
+        step, _, places = old
+        return bool((self.memory.stored_at[places] == step).all())
+
+
 
 # %% ../nbs/53_memory.ipynb #80fbdf6f
 def row_count(
@@ -286,23 +338,55 @@ def take_rows(item, rows:slice):
         return type(item)(take_rows(value, rows) for value in item)
     return item
 
+
+
 # %% ../nbs/53_memory.ipynb #8aca57a4
 @contextmanager
-def batch_norms(
+def noting_state(
     network:nn.Module,
-    name:str, # an attribute that is True or False
-    value:bool, # what it is inside
+    before:list, # gets (module, name, copy) of each buffer that is changed inside
 ):
-    "Inside, an attribute of the batch norms in training mode; then as it was."
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
-    before = [getattr(norm, name) for norm in norms]
-    for norm in norms:
-        setattr(norm, name, value)
+    "Buffers as they were: running statistics (whose versions torch does not count), and others."
+    buffers = [(module, name, buffer, buffer._version, buffer.clone())
+               for module in network.modules()
+               for name, buffer in module.named_buffers(recurse=False)]
+    yield
+    for module, name, buffer, version, copy in buffers:
+        has_statistics = isinstance(module, _NormBase) and module.training
+        if has_statistics or buffer._version != version or getattr(module, name) is not buffer:
+            before.append((module, name, copy))
+
+
+@contextmanager
+def state_again(
+    before:list, # from `noting_state`
+):
+    "Inside, these buffers are as they were; what happens to them there leaves no trace."
+    now = [getattr(module, name) for module, name, _ in before]
+    for module, name, copy in before:
+        setattr(module, name, copy.clone())
     try:
         yield
     finally:
-        for norm, old in zip(norms, before):
-            setattr(norm, name, old)
+        for (module, name, _), buffer in zip(before, now):
+            setattr(module, name, buffer)
+
+
+@contextmanager
+def frozen_batch_norms(
+    network:nn.Module,
+):
+    "Inside, batch norms use their running statistics and leave them alone."
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
 
 # %% ../nbs/53_memory.ipynb #b0cd2a71
 def replace_next_call(
@@ -325,6 +409,8 @@ def replace_next_call(
 
     network.forward = answer
     return restore
+
+
 
 # %% ../nbs/53_memory.ipynb #142c8b59
 class GradientCache(Callback):
@@ -375,6 +461,8 @@ class GradientCache(Callback):
 
         return replace_next_call(network, instead)
 
+
+
 # %% ../nbs/53_memory.ipynb #91db22e7
 @patch
 def _in_chunks(
@@ -391,19 +479,22 @@ def _in_chunks(
     B, = counts
     n = ceil(B / self.chunk)                            # chunks
 
+    def run(*x, **options):
+        frozen = self.batch_norm == 'frozen'
+        with frozen_batch_norms(network) if frozen else nullcontext():
+            return forward(*x, **options)
+
     def contexts():
-        "Of the first computation, and of the second."
-        if self.batch_norm == 'frozen':
-            return (batch_norms(network, 'training', False),
-                    batch_norms(network, 'training', False))
-        return nullcontext(), batch_norms(network, 'track_running_stats', False)
+        "Of the first computation and of the second."
+        before = []
+        return noting_state(network, before), state_again(before)
 
     parts = []
     for i in range(n):
         rows = slice(i, None, n)                        # every n-th, so that classes are mixed
         x, options = take_rows((args, kwargs), rows)
         torch.clear_autocast_cache()                    # so gradients of chunks add in float32
-        z = checkpoint(forward, *x, use_reentrant=False, context_fn=contexts, **options)
+        z = checkpoint(run, *x, use_reentrant=False, context_fn=contexts, **options)
         if not isinstance(z, Tensor) or len(z) != len(range(B)[rows]):
             given = f'{tuple(z.shape)}' if isinstance(z, Tensor) else f'a {type(z).__name__}'
             raise TypeError('model: one that gives a tensor with a row for each item is wanted, '
@@ -411,6 +502,8 @@ def _in_chunks(
         parts.append(z)
     order = torch.cat([torch.arange(B)[i::n] for i in range(n)])
     return torch.cat(parts)[order.argsort().to(parts[0].device)]
+
+
 
 # %% ../nbs/53_memory.ipynb #78a749ef
 class Temperature(AroundLoss):
@@ -451,6 +544,8 @@ class Temperature(AroundLoss):
     def extra_repr(self):
         bias = None if self.bias is None else round(float(self.bias), 4)
         return f'temperature={self.temperature:.4g}, bias={bias}'
+
+
 
 # %% ../nbs/53_memory.ipynb #92816f20
 @patch
@@ -495,3 +590,5 @@ def pair_weights(
     with torch.no_grad():
         given = self.operands(z, labels, ref, ref_labels, self_index, tuples)
         return self.loss.pair_weights(*given)
+
+

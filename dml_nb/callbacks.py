@@ -25,6 +25,7 @@ __all__ = ['LossCallback', 'PairStatistics', 'MultiSimilarityCallback', 'DROCall
 import copy
 import warnings
 from collections.abc import Mapping
+from functools import partial
 
 # %% ../nbs/52_callbacks.ipynb #c003df48
 import numpy as np
@@ -37,6 +38,7 @@ from fastai.learner import ValueMetric
 from fastai.torch_core import rank_distrib
 from fastcore.basics import camel2snake, patch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from .check import arguments
@@ -96,13 +98,13 @@ def as_embeddings(
 # %% ../nbs/52_callbacks.ipynb #04261e25
 def mean_numbers(
     looks:list, # of dictionaries of tensors, of equal keys
-) -> dict: # floats and lists of floats; NaN is left out of the means, and is None where all are NaN
+) -> dict: # floats, or lists of floats; NaN is left out of a mean; None: all were NaN
     "Means over the looks of an epoch, on the host."
     means = {}
     for name in looks[0]:
         values = torch.stack([torch.as_tensor(look[name], dtype=torch.double) for look in looks])
-        mean = values.nanmean(0).cpu()
-        means[name] = mean.tolist() if mean.ndim else float(mean)
+        mean = values.nanmean(0).tolist()
+        means[name] = None if mean != mean else mean
     return means
 
 
@@ -199,10 +201,11 @@ def show_columns(self:Watcher):
     "Columns of the recorder, while this callback is in the Learner."
     self.learn.metrics = [m for m in self.learn.metrics if m not in self.shown_columns]
 
-    def value_of(name):
-        return lambda: self.history[-1].get(name, float('nan')) if self.history else float('nan')
+    def value(name):
+        found = self.history[-1][name] if self.history else None
+        return float('nan') if found is None else found
 
-    self.shown_columns = [ValueMetric(value_of(name), name) for name in self.columns]
+    self.shown_columns = [ValueMetric(partial(value, name), name) for name in self.columns]
     self.learn.metrics = [*self.learn.metrics, *self.shown_columns]
 
 
@@ -219,7 +222,11 @@ def plot(self:Watcher) -> Figure:
         raise ValueError('history: at least one epoch of training is wanted, none was given')
     with style():
         figure = Figure(figsize=(3.4 * self.panels, 2.8))
-        self.draw(figure.subplots(1, self.panels, squeeze=False)[0])
+        axes = figure.subplots(1, self.panels, squeeze=False)[0]
+        self.draw(axes)
+        for ax in axes:
+            if ax.get_xlabel() == 'epoch':
+                ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
@@ -321,7 +328,7 @@ class LossCallback(Watcher):
         live:bool=True, # show the figure after each epoch, in notebooks
     ):
         super().__init__(layer, every, live)
-        self.loss = self.check_loss(loss)
+        self.extra = self.check_loss(loss)
         self.weight = check_number('weight', weight)
         self.schedules = as_schedules(schedule)
         self.factor = self.weight           # as the schedule says now
@@ -331,6 +338,11 @@ class LossCallback(Watcher):
     def name(self):
         "`learn.loss` is taken."
         return 'added_loss' if type(self) is LossCallback else super().name
+
+    @property
+    def loss(self):
+        "What is added; None: the Learner's own is watched."
+        return self.extra
 
     @property
     def columns(self):
@@ -351,8 +363,12 @@ class LossCallback(Watcher):
             raise TypeError('cbs: callbacks that leave labels whole are wanted beside a '
                             f'{type(self).__name__}, MixUp or CutMix was given')
         self.settle()
+        for name in self.schedules:
+            if name != 'weight' and not hasattr(self.term, name):
+                raise ValueError(f'schedule: weight or settings of {self.term!r} are wanted, '
+                                 f'{name} was given')
         if isinstance(self.loss, nn.Module):
-            self.loss.to(self.dls.device)
+            self.loss.to(next(self.model.parameters()).device)
         super().before_fit()
 
     def before_train(self):
@@ -366,10 +382,6 @@ class LossCallback(Watcher):
     def settle(self):
         "Which loss is added, and which is watched."
         self.term = self.loss
-        for name in self.schedules:
-            if name != 'weight' and not hasattr(self.term, name):
-                raise ValueError(f'schedule: weight or settings of {self.term!r} are wanted, '
-                                 f'{name} was given')
 
     def before_batch(self):
         if self.training:
@@ -534,9 +546,10 @@ class PairStatistics(Watcher):
     def conclude(self, looks):
         nan = torch.tensor(float('nan'))                        # a step may have been skipped
         row = mean_numbers([dict(grad_norm=nan) | look for look in looks])
-        lengths = torch.linalg.svdvals(unit(self.last_embeddings).double()).square().cpu()
+        last = unit(self.last_embeddings).double().nan_to_num()
+        lengths = torch.linalg.svdvals(last).square().cpu()
         row['spectrum'] = (lengths / lengths.sum())[:32].tolist()
-        row['collapsed'] = row['spread'] < self.collapse
+        row['collapsed'] = row['spread'] is not None and row['spread'] < self.collapse
         if row['collapsed'] and not self.warned:
             self.warned = True
             warnings.warn(
@@ -584,7 +597,7 @@ class PaperCallback(LossCallback):
     columns = ()
 
     def __init__(self,
-        loss=None, # to add; None: the Learner's own of this paper, else the paper's default is added
+        loss=None, # to add; None: the Learner's own of this paper, else the paper's default
         weight:float=1., # of what is added
         schedule=None, # {setting: function of the share of training}; or a function for the weight
         layer=None, # module, or its name, that gives the embeddings; None: what the model gives
@@ -592,7 +605,7 @@ class PaperCallback(LossCallback):
         live:bool=True, # show the figure after each epoch, in notebooks
     ):
         super().__init__(loss, weight, schedule, layer, every, live)
-        self.wanted = self.loss
+        self.wanted = self.extra
 
     def check_loss(self, loss):
         if loss is not None and find_term(loss, self.kinds)[0] is None:
@@ -605,7 +618,7 @@ class PaperCallback(LossCallback):
     def settle(self):
         term, place = find_term(self.learn.loss_func, self.kinds)
         if self.wanted is not None or term is None:
-            self.wanted = self.loss = self.wanted or self.default_loss()
+            self.wanted = self.extra = self.wanted or self.default_loss()
             term, place = find_term(self.loss, self.kinds)
         if place is not None and self.term is not term:
             whole, index = place
@@ -652,8 +665,8 @@ class MultiSimilarityCallback(PaperCallback):
 
 # %% ../nbs/52_callbacks.ipynb #e73b1a5e
 class DROCallback(PaperCallback):
-    """Trains or watches the losses of `dml_nb.losses.dro` (Qi et al., 2020): selected pairs by sign,
-    their effective number, imbalance before and after. Raises as `LossCallback`."""
+    """Trains or watches the losses of `dml_nb.losses.dro` (Qi et al., 2020): selected pairs by
+    sign, their effective number, imbalance before and after. Raises as `LossCallback`."""
     columns = 'effective_pairs', 'imbalance'
     kinds = DRO, DROKLGrouped
 
@@ -666,9 +679,15 @@ class DROCallback(PaperCallback):
         chosen = w != 0
         return dict(
             value=value, chosen_pos=(chosen & positive).sum(), chosen_neg=(chosen & negative).sum(),
-            effective_pairs=effective_number(w),
-            batch_imbalance=negative.sum().double() / positive.sum(),
-            imbalance=(w * negative).sum() / -(w * positive).sum())
+            pos=positive.sum(), neg=negative.sum(), effective_pairs=effective_number(w),
+            pos_weight=(w * positive).abs().sum(), neg_weight=(w * negative).abs().sum())
+
+    def conclude(self, looks):
+        row = super().conclude(looks)
+        for name, part in (('batch_imbalance', ''), ('imbalance', '_weight')):
+            neg, pos = row[f'neg{part}'], row[f'pos{part}']
+            row[name] = neg / pos if pos else None
+        return row
 
     def draw(self, axes):
         axes[0].plot(self.series('chosen_pos'), 'o-', color=POSITIVE, label='positives')
@@ -745,11 +764,10 @@ class DiscrepancyCallback(PaperCallback):
         axes[0].set_xticks(range(len(order)), order)
         axes[0].set(xlabel='class, the cheapest first', ylabel='cost φ against the rest')
         axes[0].legend()
+        axes[1].plot(self.series('discrepancy'), 'o-', color=GREEN)
+        axes[1].set(xlabel='epoch', ylabel='Σ φ, summed over classes', ylim=(0, None))
         if 'weight' in self.history[-1]:
-            axes[1].plot(self.series('weight'), 's--', color=BLUE, label='λ')
-        axes[1].plot(self.series('discrepancy'), 'o-', color=GREEN, label='Σ φ')
-        axes[1].set(xlabel='epoch', ylim=(0, None))
-        axes[1].legend()
+            axes[1].set_title(f'λ is {self.history[-1]["weight"]:.3g} now')
 
 # %% ../nbs/52_callbacks.ipynb #22f68c88
 class AdaptedTripletCallback(PaperCallback):
@@ -824,7 +842,9 @@ class CITCallback(PaperCallback):
     ones, and concordance. Raises as `LossCallback`."""
     columns = 'hard', 'concordance'
     kinds = CIT
-    default_loss = CIT
+
+    def default_loss(self):
+        return CIT(.5)                      # at 1 the collapsed embedding is a minimum
 
     def measure(self, z, labels, S, value, W):
         found = concordance(z, labels)

@@ -842,9 +842,7 @@ class CITCallback(PaperCallback):
     ones, and concordance. Raises as `LossCallback`."""
     columns = 'hard', 'concordance'
     kinds = CIT
-
-    def default_loss(self):
-        return CIT(.5)                      # at 1 the collapsed embedding is a minimum
+    default_loss = CIT
 
     def measure(self, z, labels, S, value, W):
         found = concordance(z, labels)

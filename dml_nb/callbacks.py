@@ -42,7 +42,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from .check import arguments
-from .core import as_labels, check_embeddings, check_number, similarities, unit
+from .core import (
+    as_labels, check_embeddings, check_number, full_precision, similarities, unit)
 from .losses import (
     CIT, AdaptedTriplet, ClassDiscrepancy, DRO, DROKLGrouped, DROTopK, MultiSimilarity,
     MultiSimilarityMiner, SelectionBias, class_ratio, concordance, semi_matching_loss)
@@ -155,7 +156,7 @@ class Watcher(Callback):
         try:
             for generator, state in self.states:
                 generator.set_state(state)
-            with torch.no_grad():
+            with torch.no_grad(), full_precision(z.device):
                 self.looks.append(self.look(z, as_labels(self.yb[0], len(z), z.device)))
         finally:
             for generator, state in now:
@@ -728,7 +729,7 @@ class DiscrepancyCallback(PaperCallback):
 
     def __init__(self,
         loss=None, # `ClassDiscrepancy(divergence)` or a `DCDL(...)` to add; None: as it is found
-        weight:float=.5, # λ of what is added
+        weight:float=.5, # of what is added: λ, unless that is a sum with a λ of its own
         schedule=None, # share of training in [0, 1] -> factor of λ
         layer=None, # module, or its name, that gives the embeddings; None: what the model gives
         every:int=8, # one training batch in so many is looked at
@@ -801,7 +802,8 @@ class AdaptedTripletCallback(PaperCallback):
         more = super().added(z, labels)
         if self.unlabelled == 0:
             return more
-        semi = self.unlabelled * semi_matching_loss(z, labels)
+        with full_precision(z.device):
+            semi = self.unlabelled * semi_matching_loss(z, labels)
         return semi if more is None else more + semi
 
     def look(self, z, labels):

@@ -2,6 +2,7 @@
 
 Modules:
 
+- `dml_nb.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.cli`: `dml compare`: losses against each other and against no training, in one line.
 - `dml_nb.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
@@ -25,6 +26,7 @@ Modules:
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
+- `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.

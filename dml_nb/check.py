@@ -14,8 +14,7 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 
 # %% auto #0
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'standard_batches', 'check_weights',
-           'check_behaviour', 'anchor_symbols', 'anchor_weights', 'anchor_batch', 'from_sympy', 'compare_speed',
-           'extra_memory', 'write_json']
+           'check_behaviour', 'from_sympy']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
 import json

@@ -57,7 +57,7 @@ class ClassBatchDL(TfmdDL):
         augment=None, # (x (B, C, H, W), torch.Generator on the CPU) -> x, or None
         **kwargs, # of fastai's `TfmdDL`: num_workers, device, ...
     ):
-        super().__init__(dataset, bs=sampler.classes * sampler.per_class, **kwargs)
+        super().__init__(dataset, bs=sampler.batch_size, **kwargs)
         self.sampler = sampler
         self.augment = augment
 

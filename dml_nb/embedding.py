@@ -22,6 +22,7 @@ __all__ = ['small_convnet', 'Embedder', 'create_embedder', 'Features', 'save_emb
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -798,8 +799,12 @@ class Pictures:
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):
             return images if self.are_many(images.shape) else [images]
-        in_order = isinstance(images, (list, tuple, ImageSet, torch.utils.data.Dataset))
-        return images if in_order else list(images)
+        if isinstance(images, (list, tuple, ImageSet, torch.utils.data.Dataset)):
+            return images
+        if not isinstance(images, Iterable):
+            raise TypeError('images: files, PIL images, arrays, tensors or a data set are wanted, '
+                            f'a {type(images).__name__} was given')
+        return list(images)
 
     def are_many(self, shape):
         "Whether an array is a stack of pictures or vectors."

@@ -157,10 +157,18 @@ def timm_network(
     own_pooling:bool=True, # end as that network does; else give places, (B, F, h, w)
     pretrained:bool=False, # download timm's weights
 ) -> nn.Module: # (B, channels, H, W) -> (B, F) or (B, F, h, w)
-    "A network of timm without its classifier. Raises as `import_timm`."
-    options = {} if own_pooling else dict(global_pool='')
-    return import_timm(name).create_model(
-        name, pretrained=pretrained, num_classes=0, in_chans=channels, **options)
+    "A network of timm without its classifier. Raises as `import_timm`, and `OSError`."
+    timm = import_timm(name)
+    options = dict(num_classes=0, in_chans=channels)
+    if not own_pooling:
+        options['global_pool'] = ''
+    if not pretrained:
+        return timm.create_model(name, **options)
+    try:
+        return timm.create_model(name, pretrained=True, **options)
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"weights: timm's for {name} are wanted, they could not be downloaded "
+                      f'({error}); the path of a file will do') from error
 
 
 def is_timm(
@@ -234,15 +242,18 @@ def create_network(
     return network, body
 
 # %% ../nbs/50_embedding.ipynb #d3493c32
+WEIGHT_FILES = '.safetensors', '.npz', '.pth', '.pt'
+
+
 def read_weights(
     path, # a `.safetensors`, `.npz`, `.pth` or `.pt`
 ) -> dict: # {name: tensor}
     "Numbers under names. Raises `FileNotFoundError`, `ValueError` for what holds anything else."
-    path = Path(path).expanduser()
-    endings = '.safetensors', '.npz', '.pth', '.pt'
-    if path.suffix.lower() not in endings:
+    is_path = isinstance(path, (str, os.PathLike))
+    if not is_path or Path(path).suffix not in WEIGHT_FILES:
         raise ValueError(f"weights: None, 'DEFAULT', 'imagenet' or a path that ends in "
-                         f"{', '.join(endings)} is wanted, {str(path)!r} was given")
+                         f"{', '.join(WEIGHT_FILES)} is wanted, {path!r} was given")
+    path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'weights: a file is wanted, there is no {path}')
     try:
@@ -378,17 +389,17 @@ def local_weights(
 ) -> Path:
     "Its file in the folder `weights` of DML_NB_DATA. Raises `FileNotFoundError`, `ValueError`."
     folder = _base(None)/'weights'
-    endings = '.npz', '.safetensors', '.pth', '.pt'
     found = []
     for path in sorted(folder.glob(f'{arch}*')):
         named = max((name for name in BODIES if path.name.startswith(name)), key=len)
-        if named == arch and path.suffix in endings:        # vgg16_bn.pth is not of vgg16
+        if named == arch and path.suffix in WEIGHT_FILES:   # vgg16_bn.pth is not of vgg16
             found.append(path)
     if not found:
         raise FileNotFoundError(
-            f'weights: a file {arch}*{"|".join(endings)} is wanted in {folder}, there is none. Put '
-            f'it there, such as the one that torchvision publishes for {arch}; the environment '
-            "variable DML_NB_DATA says where else to look. weights='DEFAULT' downloads it")
+            f'weights: a file {arch}*{"|".join(WEIGHT_FILES)} is wanted in {folder}, there is '
+            f'none. Put it there, such as the one that torchvision publishes for {arch}; the '
+            'environment variable DML_NB_DATA says where else to look. '
+            "weights='DEFAULT' downloads it")
     if len(found) > 1:
         names = ', '.join(path.name for path in found)
         raise ValueError(f'weights: one file of {arch} is wanted in {folder}, {names} are there; '
@@ -415,17 +426,19 @@ def find_weights(
     weights, # likewise
 ) -> tuple: # {name: tensor} or None, and facts: mean, std, size, folded, those that are known
     "Numbers and what they were trained on. Raises as the functions above."
-    known = isinstance(arch, str) and arch in BODIES
     if weights is None:
         return None, {}
+    known = isinstance(arch, str) and arch in BODIES
+    has_default = known or is_timm(arch)
+    if weights == 'imagenet' and not known or weights == 'DEFAULT' and not has_default:
+        raise ValueError(f'weights: None or the path of a file is wanted for this body, '
+                         f"{weights!r} was given; there are 'DEFAULT' and 'imagenet' for "
+                         f"{', '.join(BODIES)}, and 'DEFAULT' for timm:NAME")
     if is_timm(arch):
         name = arch.removeprefix('timm:')
         shown = import_timm(name).get_pretrained_cfg(name)
         facts = dict(mean=shown.mean, std=shown.std, size=shown.input_size[-1])
         return (None if weights == 'DEFAULT' else read_weights(weights)), facts
-    if weights in ('DEFAULT', 'imagenet') and not known:
-        raise ValueError(f"weights: None or the path of a file is wanted for this body, "
-                         f"{weights!r} was given; it is there for {', '.join(BODIES)}")
     if weights == 'DEFAULT':
         tensors, facts = downloaded_weights(arch)
     else:

@@ -86,6 +86,14 @@ def test_default_weights_are_torchvisions(monkeypatch):
         same(embedder.features(x), network((x - mean) / std), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize('arch, weights', [
+    ('small_convnet', 'DEFAULT'), ('small_convnet', 'imagenet'), ('timm:resnet18', 'imagenet'),
+    ('resnet18', True), ('resnet18', 'IMAGENET1K_V1'), (nn.Flatten(), 'DEFAULT')])
+def test_weights_that_there_are_not(arch, weights):
+    with pytest.raises(ValueError, match='weights: None.* is wanted.* was given'):
+        create_embedder(arch, weights=weights)
+
+
 def test_a_failed_download_is_said(monkeypatch):
     def download(*args, **kwargs):
         raise OSError('no network')
@@ -165,8 +173,10 @@ def test_a_folded_network_is_saved_and_loaded(tmp_path):
 
 def stand_in(names):
     "A module with as much of timm as is used"
-    def create_model(name, pretrained, num_classes, in_chans, global_pool='avg'):
+    def create_model(name, num_classes, in_chans, pretrained=False, global_pool='avg'):
         assert num_classes == 0
+        if pretrained and name == 'absent':
+            raise RuntimeError('no hub')
         layers = [nn.Conv2d(in_chans, 6, 3, 4)]
         if global_pool:
             layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
@@ -185,7 +195,7 @@ def stand_in(names):
 
 
 def test_a_network_of_timm(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, 'timm', stand_in(['tiny']))
+    monkeypatch.setitem(sys.modules, 'timm', stand_in(['tiny', 'absent']))
     embedder = create_embedder('timm:tiny', 4, weights='DEFAULT', seed=0)
     assert embedder.size == 40
     assert embedder.body.mean.flatten().tolist() == pytest.approx([.1, .2, .3])
@@ -203,6 +213,8 @@ def test_a_network_of_timm(monkeypatch, tmp_path):
     assert filled.body.network[0].weight.detach().min() == 2.
     with pytest.raises(ValueError, match="'timm:tony' was given; it has tiny"):
         create_embedder('timm:tony')
+    with pytest.raises(OSError, match='could not be downloaded .no hub'):
+        create_embedder('timm:absent', weights='DEFAULT')
 
 
 def test_missing_timm_names_the_extra(monkeypatch):

@@ -75,10 +75,9 @@ def vgg9(
 ) -> nn.Module: # (B, channels, H, W) -> (B, 512)
     "Six convolutions and two full layers, for pictures of about 32×32 pixels."
     layers = []
-    for before, after in ((channels, 32), (64, 128), (128, 256)):
-        middle = max(after, 64)
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(inplace=True)]
-        layers += [nn.Conv2d(after, middle, 3, padding=1), nn.ReLU(inplace=True)]
+    for before, first, second in ((channels, 32, 64), (64, 128, 128), (128, 256, 256)):
+        layers += [nn.Conv2d(before, first, 3, padding=1), nn.ReLU(inplace=True)]
+        layers += [nn.Conv2d(first, second, 3, padding=1), nn.ReLU(inplace=True)]
         layers.append(nn.MaxPool2d(2))
     layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten()]           # 32×32 gives 4×4 by itself
     layers += [nn.Linear(256 * 4 * 4, 512), nn.ReLU(inplace=True)]
@@ -120,7 +119,7 @@ def cut_features(
         network.features.add_module('relu', nn.ReLU())      # torchvision has it in `forward`
     return network.features
 
-# %% ../nbs/50_embedding.ipynb #a321caec
+
 IN_ROWS = 'resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d wide_resnet50_2 googlenet'
 WITH_FEATURES = ('squeezenet1_0 squeezenet1_1 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large '
                  'densenet121 efficientnet_b0 convnext_tiny vgg16 vgg16_bn')
@@ -133,7 +132,78 @@ SMALL = dict(small_convnet=small_convnet, lenet=lenet, vgg9=vgg9, identity=nn.Id
 #: Sides of the pictures that a network is meant for, in pixels; all others take 64 as well.
 USUAL_SIDES = dict(identity=None, lenet=28, vgg9=32, vit_b_16=224, vit_b_32=224, vit_l_16=224)
 
-# %% ../nbs/50_embedding.ipynb #29dfa34e
+# %% ../nbs/50_embedding.ipynb #9f20c74b
+def replace_first_conv(
+    body:nn.Module, # changed in place
+    channels:int, # of the pictures
+):
+    "A fresh first convolution for `channels` inputs, all else as it was."
+    convolutions = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Conv2d))
+    name, old = next(convolutions)
+    new = nn.Conv2d(
+        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation,
+        old.groups, old.bias is not None, old.padding_mode,
+    )
+    body.set_submodule(name, new)
+
+
+def torchvision_network(
+    arch:str, # a name in `BODIES`
+    size=None, # side of the pictures, which a transformer must know; None: 224
+) -> nn.Module: # with its classifier
+    "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
+    if BODIES[arch] is ClassToken:
+        height, width = _sides(size) or (224, 224)
+        patch_side = int(arch.rpartition('_')[2])
+        if height != width or height % patch_side:
+            raise ValueError(
+                f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
+                f'{size!r} was given')
+        return torchvision.models.get_model(arch, weights=None, image_size=height)
+    if arch == 'googlenet':
+        return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
+    return torchvision.models.get_model(arch, weights=None)
+
+
+def is_timm(
+    arch, # as in `create_embedder`
+) -> bool:
+    return isinstance(arch, str) and arch.startswith('timm:')
+
+
+def create_network(
+    arch, # a name, a function `channels -> nn.Module`, or a module
+    channels:int=3, # of the pictures
+    size=None, # their side, for transformers
+    **options, # of `timm_network`
+) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
+    """A fresh network, and its part without classifier; a module is taken as it is.
+
+    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
+    if isinstance(arch, nn.Module):
+        return arch, arch
+    named = isinstance(arch, str)
+    if callable(arch) or named and arch in SMALL:
+        body = SMALL.get(arch, arch)(channels)
+        if not isinstance(body, nn.Module):
+            given = type(body).__name__
+            raise TypeError(
+                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
+        return body, body
+    if is_timm(arch):
+        body = timm_network(arch.removeprefix('timm:'), channels, **options)
+        return body, body
+    if not named or arch not in BODIES:
+        known = ', '.join([*SMALL, *BODIES])
+        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
+                         f'{arch!r} was given')
+    network = torchvision_network(arch, size)
+    body = BODIES[arch](network)
+    if channels != 3:
+        replace_first_conv(body, channels)
+    return network, body
+
+# %% ../nbs/50_embedding.ipynb #40ab8829
 def import_timm(
     name:str, # the network that is asked for
 ): # the module
@@ -169,77 +239,6 @@ def timm_network(
     except (OSError, RuntimeError) as error:
         raise OSError(f"weights: timm's for {name} are wanted, they could not be downloaded "
                       f'({error}); the path of a file will do') from error
-
-
-def is_timm(
-    arch, # as in `create_embedder`
-) -> bool:
-    return isinstance(arch, str) and arch.startswith('timm:')
-
-# %% ../nbs/50_embedding.ipynb #9f20c74b
-def replace_first_conv(
-    body:nn.Module, # changed in place
-    channels:int, # of the pictures
-):
-    "A fresh first convolution for `channels` inputs, all else as it was."
-    convolutions = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Conv2d))
-    name, old = next(convolutions)
-    new = nn.Conv2d(
-        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation,
-        old.groups, old.bias is not None, old.padding_mode,
-    )
-    body.set_submodule(name, new)
-
-
-def torchvision_network(
-    arch:str, # a name in `BODIES`
-    size=None, # side of the pictures, which a transformer must know; None: 224
-) -> nn.Module: # with its classifier
-    "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
-    if BODIES[arch] is ClassToken:
-        height, width = _sides(size) or (224, 224)
-        patch_side = int(arch.rpartition('_')[2])
-        if height != width or height % patch_side:
-            raise ValueError(
-                f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
-                f'{size!r} was given')
-        return torchvision.models.get_model(arch, weights=None, image_size=height)
-    if arch == 'googlenet':
-        return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
-    return torchvision.models.get_model(arch, weights=None)
-
-
-def create_network(
-    arch, # a name, a function `channels -> nn.Module`, or a module
-    channels:int=3, # of the pictures
-    size=None, # their side, for transformers
-    **options, # of `timm_network`
-) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
-    """A fresh network, and its part without classifier; a module is taken as it is.
-
-    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
-    if isinstance(arch, nn.Module):
-        return arch, arch
-    named = isinstance(arch, str)
-    if callable(arch) or named and arch in SMALL:
-        body = SMALL.get(arch, arch)(channels)
-        if not isinstance(body, nn.Module):
-            given = type(body).__name__
-            raise TypeError(
-                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
-        return body, body
-    if is_timm(arch):
-        body = timm_network(arch.removeprefix('timm:'), channels, **options)
-        return body, body
-    if not named or arch not in BODIES:
-        known = ', '.join([*SMALL, *BODIES])
-        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
-                         f'{arch!r} was given')
-    network = torchvision_network(arch, size)
-    body = BODIES[arch](network)
-    if channels != 3:
-        replace_first_conv(body, channels)
-    return network, body
 
 # %% ../nbs/50_embedding.ipynb #d3493c32
 WEIGHT_FILES = '.safetensors', '.npz', '.pth', '.pt'
@@ -376,7 +375,8 @@ def fill_folded(
                          f'given; {some_names(wanted ^ arrays.keys())} differ')
     for i, conv in enumerate(convs):
         q, scale, bias = (arrays[f'conv{i:02d}.{part}'] for part in ('q', 'scale', 'bias'))
-        if q.shape != conv.weight.shape or scale.shape != bias.shape != conv.bias.shape:
+        if q.shape != conv.weight.shape or not (
+                scale.shape == bias.shape == conv.bias.shape):
             raise ValueError(f'weights: conv{i:02d} of shape {tuple(conv.weight.shape)} is '
                              f'wanted, {tuple(q.shape)} was given by {source}')
         with torch.no_grad():
@@ -497,28 +497,6 @@ def create_head(
         layers.append(nn.Linear(features, dim))
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
-# %% ../nbs/50_embedding.ipynb #feaa053b
-def batch_norms(
-    body:nn.Module,
-) -> list: # of modules
-    "Every BatchNorm of it."
-    return [m for m in body.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-
-def hold_batch_norm(
-    body:nn.Module, # changed in place
-    held:bool, # buffers, which no optimiser sees, or again parameters
-):
-    "Keep the weights of BatchNorm from being learned, or let them."
-    for norm in batch_norms(body):
-        for name in ('weight', 'bias'):
-            values = getattr(norm, name)
-            if values is not None:
-                delattr(norm, name)
-                as_it_is = values.detach() if held else nn.Parameter(values)
-                setattr_as = norm.register_buffer if held else norm.register_parameter
-                setattr_as(name, as_it_is)
-
 # %% ../nbs/50_embedding.ipynb #7ca3587d
 class Embedder(nn.Module):
     "Body, pooling, head, rows of length one: (B, C, H, W) -> (B, dim)."
@@ -568,6 +546,30 @@ class Embedder(nn.Module):
         return unit(self.raw(x))
 
 # %% ../nbs/50_embedding.ipynb #d1e035b9
+def _batch_norms(
+    body:nn.Module,
+) -> list: # of modules
+    "Every BatchNorm of it."
+    return [m for m in body.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def _hold_batch_norm(
+    body:nn.Module, # changed in place
+    held:bool, # buffers, which no optimiser sees, or again parameters
+):
+    "Keep the weights of BatchNorm from being learned, or let them."
+    for norm in _batch_norms(body):
+        for name in ('weight', 'bias'):
+            values = getattr(norm, name)
+            if values is None:
+                continue
+            delattr(norm, name)
+            if held:
+                norm.register_buffer(name, values.detach())
+            else:
+                norm.register_parameter(name, nn.Parameter(values))
+
+
 @patch(as_prop=True)
 def frozen(self:Embedder):
     "Whether the body learns nothing: evaluation mode, no gradients."
@@ -590,7 +592,7 @@ def frozen_batch_norm(self:Embedder):
 @patch(set_prop=True)
 def frozen_batch_norm(self:Embedder, value):
     if bool(value) != self._frozen_batch_norm:
-        hold_batch_norm(self.body, bool(value))
+        _hold_batch_norm(self.body, bool(value))
     self._frozen_batch_norm = bool(value)
     self.train(self.training)
 
@@ -601,8 +603,11 @@ def train(self:Embedder,
 ) -> Embedder: # itself
     "Set the mode of every part but those that are frozen."
     nn.Module.train(self, mode)
-    for part in [self.body] * self.frozen + batch_norms(self.body) * self.frozen_batch_norm:
-        part.eval()
+    if self.frozen:
+        self.body.eval()
+    if self.frozen_batch_norm:
+        for norm in _batch_norms(self.body):
+            norm.eval()
     return self
 
 # %% ../nbs/50_embedding.ipynb #39b6e8b8
@@ -642,7 +647,7 @@ def plan_body(
 ) -> dict: # arch, channels, rgb, folded, mean, std, size
     "What to build. Raises `ValueError` for pictures that the weights are not for."
     name = arch if isinstance(arch, str) else None
-    mean, std = normalize or (facts.get('mean'), facts.get('std'))
+    mean, std = (facts.get('mean'), facts.get('std')) if normalize is None else normalize
     rgb = 'mean' in facts
     if rgb and channels not in (1, 3):
         raise ValueError(f'channels: 1 or 3 is wanted with weights for RGB pictures, {channels} '
@@ -725,6 +730,11 @@ def create_embedder(
     timm."""
     for name, number in (('dim', dim), ('channels', channels)):
         check_number(name, number, lo=1, integer=True)
+    if normalize is not None:
+        mean, std = normalize
+        for value, spread in zip(mean, std, strict=True):
+            check_number('normalize', value)
+            check_number('normalize', spread, above=0)
     if size != 'auto':
         _sides(size)
     tensors, facts = find_weights(arch, weights)
@@ -861,8 +871,8 @@ class Pictures:
                              f'{shapes[1]} were given; files and PIL images are resized')
         return torch.stack(found)
 
-# %% ../nbs/50_embedding.ipynb #4b1ec5a2
-def rows_of(
+# %% ../nbs/50_embedding.ipynb #ec81de5a
+def _rows_of(
     model:Embedder,
     compute, # (b, C, H, W) -> (b, F): `model` or a method of it
     images, # as in `embed`
@@ -885,7 +895,7 @@ def rows_of(
             found.append(compute(x.to(numbers.device, numbers.dtype)).float().cpu())
     return torch.cat(found)
 
-# %% ../nbs/50_embedding.ipynb #ec81de5a
+
 @patch
 def embed(self:Embedder,
     images, # files, folder, PIL images, arrays, tensors or a data set; one or many
@@ -896,7 +906,7 @@ def embed(self:Embedder,
 
     Raises `ValueError` for what is no picture or does not fit, naming the file,
     `FileNotFoundError` for a file that is not there, `TypeError` for other things."""
-    return rows_of(self, self, images, bs, progress)
+    return _rows_of(self, self, images, bs, progress)
 
 # %% ../nbs/50_embedding.ipynb #679123e6
 def digest_of(
@@ -933,7 +943,7 @@ def digest_of_pictures(
         found.update(hashlib.sha256(raw).digest())
     return found.hexdigest()
 
-# %% ../nbs/50_embedding.ipynb #3399f5ef
+# %% ../nbs/50_embedding.ipynb #3aa0e4c5
 def write_tensors(
     tensors:dict, # {name: tensor}
     file, # a `.safetensors`
@@ -943,6 +953,7 @@ def write_tensors(
     "Numbers first, then their description with the hashes of both. Raises `OSError`."
     data = save_tensors({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
     facts = dict(facts, weights=Path(file).name, sha256=hashlib.sha256(data).hexdigest())
+    facts = json.loads(json.dumps(facts, allow_nan=False))      # keys are strings once read
     facts['description_sha256'] = digest_of(facts)
     text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(file, data)
@@ -977,7 +988,7 @@ def read_tensors(
     except Exception as error:
         raise ValueError(f'{file} is damaged: safetensors are wanted ({error})') from error
 
-# %% ../nbs/50_embedding.ipynb #3aa0e4c5
+# %% ../nbs/50_embedding.ipynb #65058ace
 _FEATURES = 'dml_nb features 1'
 
 
@@ -996,7 +1007,7 @@ class Features(ImageSet):
     ):
         self.file = None
         if folder is None:
-            vectors = rows_of(embedder, embedder.features, images, bs, progress)
+            vectors = _rows_of(embedder, embedder.features, images, bs, progress)
         else:
             key = self.key(embedder, images)
             self.file = Path(folder).expanduser()/f'{key[:16]}.safetensors'
@@ -1004,7 +1015,7 @@ class Features(ImageSet):
             if description.exists():
                 vectors = read_tensors(description, _FEATURES)[0]['features']
             else:
-                vectors = rows_of(embedder, embedder.features, images, bs, progress)
+                vectors = _rows_of(embedder, embedder.features, images, bs, progress)
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 facts = dict(format=_FEATURES, key=key, images=images.name, made=embedder.made)
                 write_tensors(dict(features=vectors), self.file, facts, description)

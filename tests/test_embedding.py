@@ -439,6 +439,12 @@ def test_a_description_that_does_not_fit_is_refused(saved, key, value):
         load_embedder(saved)
 
 
+def test_facts_with_numbers_as_keys_are_no_damage(tmp_path):
+    net = create_embedder(dim=4, channels=1, size=8, seed=0)
+    again = load_embedder(save_embedder(net, tmp_path/'net', counts={10: 1, 2: 3}))
+    assert again.facts == dict(counts={'10': 1, '2': 3})
+
+
 def test_another_format_is_refused(saved):
     rewrite(saved, lambda facts: facts.update(format='dml_nb embedder 9'))
     with pytest.raises(ValueError, match='embedder 2 is wanted'):

@@ -1,4 +1,5 @@
-"Requirements, extras and scripts from settings.ini; the version from the package; the rest from pyproject.toml."
+"""Requirements, extras and scripts from settings.ini; the version from the package; the rest from
+pyproject.toml."""
 import re
 from configparser import ConfigParser
 from pathlib import Path
@@ -10,7 +11,8 @@ parser = ConfigParser(delimiters=['='])
 parser.read(here/'settings.ini', encoding='utf-8')
 settings = parser['DEFAULT']
 suffix = '_requirements'
-extras = {key.removesuffix(suffix): settings[key].split() for key in settings if key.endswith(suffix)}
+extras = {key.removesuffix(suffix): settings[key].split()
+          for key in settings if key.endswith(suffix)}
 package = (here/'dml_nb/__init__.py').read_text(encoding='utf-8')
 version = re.search(r'__version__ = "(.+)"', package)[1]
 scripts = settings['console_scripts'].split()

@@ -9,7 +9,7 @@ Modules:
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
 - `dml_nb.distributed`: One loss of the rows of all processes, with the exact gradient.
-- `dml_nb.embedding`: A body that sees, a linear head that places, and files that hold no code
+- `dml_nb.embedding`: A body that sees, fresh or pretrained, a head that places, and files that hold no code
 - `dml_nb.experiment`: The same recipe gives the same result, and several seeds give an interval.
 - `dml_nb.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set

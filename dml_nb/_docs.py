@@ -22,7 +22,7 @@ def plain_signatures(cell):
 
 
 def folded(signature):
-    "A matched block of code with classes' names without their modules, no line above 100 characters"
+    "A matched block of code with classes named without their modules, no line above 100 characters"
     lines = re.sub(r'\b(?:[a-z_]\w*\.)+(?=[A-Z])', '', signature[0]).splitlines()
     return '\n'.join(
         textwrap.fill(line, 100, subsequent_indent='        # ' if ' # ' in line else '    ')

@@ -408,7 +408,8 @@ class ImageFiles:
         return _stack([self[j] for j in i], self.shape)
 
     def raw(self, i):
-        return self.paths[i].read_bytes()
+        how = b'' if self.size is None or self.fit == 'cut' else self.fit.encode()
+        return how + self.paths[i].read_bytes()
 
 # %% ../nbs/30_data.ipynb #e8522287
 @patch
@@ -1655,7 +1656,7 @@ class _Transformed:
         return self.function(self.source[i])
 
     def raw(self, i):
-        return self.source.raw(i)
+        return self[i].contiguous().numpy().tobytes()
 
 
 @patch

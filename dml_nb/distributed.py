@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .core import (
-    Batch, Scratch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor,
+    Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors, integer_tensor,
     plain, product, spans)
 from .weighting import (
     KnownGradient, PairLoss, add_terms, as_peers_call, check_operands,
@@ -67,7 +67,7 @@ def share_of_gradient(
     dr = dx if r is x else torch.zeros_like(r)              # in a self-batch rows play both parts
     dealt = deal(loss, batch, world)
     terms = loss.terms
-    scratch = Scratch.borrow()
+    scratch = borrow_scratch()
 
     def blocks(some):
         for lo, hi, _ in some:
@@ -472,7 +472,6 @@ class Distributed(nn.Module):
     def __repr__(self):
         return f'distributed({self.loss!r})'
 
-    @torch.compiler.disable
     def forward(
         self,
         z:Tensor, # (B, D) embeddings of this rank; B may differ between ranks, and be 0
@@ -482,13 +481,15 @@ class Distributed(nn.Module):
         self_index=None, # (B,) column of each anchor among the references, -1 for none
         tuples=None, # (a, p, n) or (a1, p, a2, n), counting the rows of this rank
     ) -> Tensor: # the loss of all ranks, the same on each of them
-        """The loss of all ranks. Raises what any rank raises, on all of them, and ValueError where
-        ranks disagree in loss, dtype, dimension or references."""
+        """The loss of all ranks; after `.eval()` or without gradients, of this rank alone. Raises
+        what any rank raises, on all of them, and ValueError where ranks disagree in loss, dtype,
+        dimension or references."""
         ref, ref_labels, self_index, tuples = as_peers_call(ref, ref_labels, self_index, tuples)
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if not (together and self.training and torch.is_grad_enabled()):
             return call(self.loss, z, labels, ref, ref_labels, self_index, tuples)
-        value = forward_together(self.loss, z, labels, ref, ref_labels, self_index, tuples)
+        untraced = torch.compiler.disable(forward_together)     # loads the compiler: not at import
+        value = untraced(self.loss, z, labels, ref, ref_labels, self_index, tuples)
         per_item = getattr(self.loss, 'reduction', None) == 'none' and value.ndim == 0
         return value.expand(len(z)) if per_item else value
 

@@ -22,6 +22,7 @@ __all__ = ['small_convnet', 'Embedder', 'create_embedder', 'Features', 'save_emb
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -1061,7 +1062,7 @@ def save_embedder(
     described = dict(format=_FORMAT, network=embedder.config, facts=facts)
     write_tensors(tensors, weights, described, path/'embedder.json')
     for old in path.glob('*.safetensors'):
-        if old != weights:
+        if old != weights and re.fullmatch('[0-9a-f]{16}', old.stem):   # nobody else's file
             old.unlink()
     return path
 

@@ -675,9 +675,9 @@ def _write_folder(
         for role, data in contents.items():
             write_atomically(folder/files[role]['name'], data)
         try:
-            saves = _read_manifest(folder, manifest['format'])['saves'] + 1        # no two manifests are equal
+            saves = _read_manifest(folder, manifest['format'])['saves'] + 1
         except (FileNotFoundError, ValueError):
-            saves = 1
+            saves = 1                                          # no two manifests are equal
         manifest = manifest | {'files': files, 'saves': saves}
         text = json.dumps(manifest | {'sha256': _seal(manifest)}, indent=1, allow_nan=False)
         write_atomically(folder/_MANIFEST, text.encode())

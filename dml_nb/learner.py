@@ -38,8 +38,8 @@ from fastcore.basics import patch
 from fastcore.foundation import L
 from torch import Tensor, nn
 
-from .core import similarities, unit
-from .data import ImageSet
+from .core import full_precision, similarities, unit
+from .data import ImageSet, crop_and_flip
 from .embedding import Embedder, create_embedder, evaluating
 from .losses import MultiSimilarity
 from .plots import retrieval_grid
@@ -95,14 +95,7 @@ def shift_images(
     pixels:int=1, # the farthest, along each axis
 ) -> Tensor: # (B, C, H, W)
     "Move each picture by whole pixels, every distance equally likely; what comes in is 0."
-    B, C, H, W = x.shape
-    moves = torch.randint(0, 2 * pixels + 1, (2, B, 1), generator=generator)
-    rows = (moves[0] + torch.arange(H)).to(x.device)                            # (B, H)
-    columns = (moves[1] + torch.arange(W)).to(x.device)                         # (B, W)
-    padded = torch.nn.functional.pad(x, (pixels,) * 4).permute(0, 2, 3, 1)      # (B, H+2p, W+2p, C)
-    items = torch.arange(B, device=x.device)
-    moved = padded[items[:, None, None], rows[:, :, None], columns[:, None]]    # (B, H, W, C)
-    return moved.permute(0, 3, 1, 2)
+    return crop_and_flip(x, generator, x.shape[-2:], flip=0., pad=pixels)
 
 # %% ../nbs/51_learner.ipynb #1beb844c
 def jitter_images(
@@ -444,7 +437,8 @@ def embed(self:MetricLearner,
         dl = dl.new()
     device = next(self.model.parameters()).device
     z, labels = [], []
-    with evaluating(self.model):
+    cudnn = torch.backends.cudnn.flags(allow_tf32=False)
+    with evaluating(self.model), full_precision(device), cudnn:
         for x, *y in dl:
             z.append(unit(self.model(x.to(device)).float()).cpu())
             labels.append(y[0].cpu() if y else torch.full((len(x),), -1))

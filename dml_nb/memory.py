@@ -225,9 +225,6 @@ def _refuse(self:CrossBatchMemory, *given):
                              f'a {type(value).__name__} was given; a miner belongs to the loss, as '
                              'in Binomial(miner=MultiSimilarityMiner())')
 
-
-    value
-
 # %% ../nbs/53_memory.ipynb #43db5e8b
 @patch
 def _save_to_state_dict(self:CrossBatchMemory, destination, prefix, keep_vars):

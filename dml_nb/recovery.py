@@ -21,6 +21,7 @@ import json
 import random
 import re
 import shutil
+import types
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import torch
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
 from fastai.callback.schedule import ParamScheduler
 from fastai.callback.tracker import TrackerCallback
-from fastai.torch_core import get_model, to_device
+from fastai.torch_core import get_model, num_distrib, to_device
 from fastcore.basics import patch
 from fastcore.foundation import L
 from safetensors.torch import load as load_tensors
@@ -40,6 +41,7 @@ from torch import Tensor, nn
 from .core import check_number
 from .index import _read_folder, _write_folder
 from .learner import ClassBatchDL
+from .weighting import check_flag
 
 # %% ../nbs/55_recovery.ipynb #6c5c0cdf
 def pack(
@@ -112,7 +114,7 @@ def generators(
     name:str='loss',
     seen:set=None, # what was visited
 ):
-    "Yield (name, generator) for each generator that an object of this package, or a module, holds"
+    "Yield (name, generator) for each generator that an object or its parts hold"
     seen = set() if seen is None else seen
     if isinstance(thing, torch.Generator):
         yield name, thing
@@ -122,7 +124,7 @@ def generators(
         parts = thing
     elif isinstance(thing, (list, tuple)):
         parts = dict(enumerate(thing))
-    elif isinstance(thing, nn.Module) or type(thing).__module__.startswith('dml_nb'):
+    elif not isinstance(thing, (type, types.ModuleType, types.FunctionType)):
         parts = getattr(thing, '__dict__', {})
     if id(thing) in seen:
         return
@@ -236,7 +238,8 @@ def identity(
     learn, # a fastai Learner that has begun to fit
 ) -> dict: # name -> JSON values
     "What must agree for a checkpoint to be of this training"
-    shapes = {name: list(value.shape) for name, value in get_model(learn.model).state_dict().items()}
+    weights = get_model(learn.model).state_dict()
+    shapes = {name: list(value.shape) for name, value in weights.items()}
     loss = re.sub(' at 0x[0-9a-f]+', '', repr(learn.loss_func))
     return {
         'epochs': learn.n_epoch,
@@ -312,11 +315,12 @@ class Checkpoints(Callback):
         keep:int=3, # how many of the last ones are kept
         resume:bool=True, # go on from the last one there; False: remove what is there
     ):
-        "Raises ValueError for an `every` or `keep` below 1."
+        """Raises ValueError for an `every` or `keep` below 1 and, when training begins, for other
+        checkpoints than its own and for several processes."""
         self.path = Path(path).expanduser()
         self.every = int(check_number('every', every, lo=1, integer=True))
         self.keep = int(check_number('keep', keep, lo=1, integer=True))
-        self.resume = resume
+        self.resume = check_flag('resume', resume)
 
     def before_fit(self):
         self.run = not any(hasattr(self.learn, name) for name in ('lr_finder', 'gather_preds'))
@@ -325,6 +329,8 @@ class Checkpoints(Callback):
         self.due = self.complete = False
         if not self.run:                                # a search for a rate, or predictions
             return
+        if num_distrib() > 1:
+            raise ValueError(f'Checkpoints: one process is wanted, {num_distrib()} were given')
         self.identity = identity(self.learn)
         folders = finished_folders(self.path)
         if not self.resume:

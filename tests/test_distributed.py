@@ -7,7 +7,6 @@ import sys
 import traceback
 from datetime import timedelta
 from functools import partial
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -412,9 +411,9 @@ CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()} 
     'errors': check_errors,
     'a loss of another library': check_foreign,
     'training with a sampler': check_training,
+    'a memory': check_memory,
+    'gradient caching': check_chunks,
 }
-if find_spec('dml_nb.memory') is not None:
-    CHECKS |= {'a memory': check_memory, 'gradient caching': check_chunks}
 
 
 def work(rank, world, folder):

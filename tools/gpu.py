@@ -140,7 +140,8 @@ def compiled(device, small):
                 row['compiled'] = dict(milliseconds=None, why=repr(error)[:300])
             rows.append(row)
             print(row, flush=True)
-    return dict(what='forward + backward, D = 128, float32; torch.compile(fullgraph=True)', rows=rows)
+    what = 'forward + backward, D = 128, float32; torch.compile(fullgraph=True)'
+    return dict(what=what, rows=rows)
 
 
 STEPS = dict(speed=speed, blocks=blocks, compiled=compiled)

@@ -15,6 +15,7 @@ if compgen -G '.whl/*.whl' > /dev/null; then
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 out=${OUT:-results}
+mkdir -p "$out"
 failed=()
 
 step() { # seconds, name, command
@@ -24,10 +25,9 @@ step() { # seconds, name, command
 }
 
 step 300 tests "$python" -m pytest -q -m cuda tests/test_cuda.py
-step 420 speed "$python" tools/gpu.py speed
-step 240 blocks "$python" tools/gpu.py blocks
-step 240 compiled "$python" tools/gpu.py compiled
-if [ "$out" != results ]; then cp results/gpu_*.json "$out"/ 2> /dev/null; fi
+step 420 speed "$python" tools/gpu.py speed --folder "$out"
+step 240 blocks "$python" tools/gpu.py blocks --folder "$out"
+step 240 compiled "$python" tools/gpu.py compiled --folder "$out"
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}"
   exit 1

@@ -192,9 +192,10 @@ def triplet_discrepancy(
     margin:float=.1, # of the triplets
     lam:float=.5, # weight of the discrepancy
     eps:float=2.5e-3, # blur of the transport
+    **kwargs, # normalize and block, as every loss takes them
 ) -> PairLoss:
     "Triplets beside the transport between classes: local + λ L^W (002, Eq. 5)."
-    return DCDL(Triplet(margin), Wasserstein(eps), lam)
+    return DCDL(Triplet(margin, **kwargs), Wasserstein(eps), lam)
 
 # %% ../../nbs/28_losses.catalogue.ipynb #5141d776
 LOSSES.update(

@@ -37,6 +37,7 @@ from fastai.torch_core import default_device, params
 from fastcore.basics import patch
 from fastcore.foundation import L
 from torch import Tensor, nn
+from torch.backends.cudnn import flags as cudnn_flags
 
 from .core import full_precision, similarities, unit
 from .data import ImageSet, crop_and_flip
@@ -437,8 +438,8 @@ def embed(self:MetricLearner,
         dl = dl.new()
     device = next(self.model.parameters()).device
     z, labels = [], []
-    cudnn = torch.backends.cudnn.flags(allow_tf32=False)
-    with evaluating(self.model), full_precision(device), cudnn:
+    exact = cudnn_flags(allow_tf32=False)
+    with evaluating(self.model), full_precision(device), exact:
         for x, *y in dl:
             z.append(unit(self.model(x.to(device)).float()).cpu())
             labels.append(y[0].cpu() if y else torch.full((len(x),), -1))

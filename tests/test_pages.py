@@ -16,16 +16,21 @@ OTHER_NAMES = {'43_embedding_index': 'index'}
 each_page = pytest.mark.parametrize('page', pages, ids=lambda p: p.stem)
 each_source = pytest.mark.parametrize('file', sources, ids=lambda p: str(p.relative_to(root)))
 
+
 def number(page):
     "The number of a page; the index may show everything"
     return int(page.stem.split('_')[0]) if page.stem[0].isdigit() else 100
 
+
 @cache
-def cells(page): return json.loads(page.read_text(encoding='utf-8'))['cells']
+def cells(page):
+    return json.loads(page.read_text(encoding='utf-8'))['cells']
+
 
 @cache
 def code_cells(page):
-    "(source, flags, body as a syntax tree, outputs) of each code cell; lines of IPython magic are left out"
+    """(source, flags, body as a syntax tree, outputs) of each code cell; lines of IPython magic are
+    left out"""
     found = []
     for cell in cells(page):
         if cell['cell_type'] == 'code':
@@ -34,6 +39,7 @@ def code_cells(page):
             tree = ast.parse(re.sub(r'^[%!].*$', '', source, flags=re.M))
             found.append((source, flags, tree, cell['outputs']))
     return found
+
 
 @cache
 def module_numbers():
@@ -45,8 +51,10 @@ def module_numbers():
                 found[f'dml_nb.{named[1]}'] = number(page)
     return found
 
+
 def imported(tree):
-    "Modules of this package that `tree` imports; `from dml_nb import x` and the like name a module where there is one"
+    """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a module
+    where there is one"""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -63,56 +71,84 @@ def stars(tree):
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return [node.module for node in imports if node.names[0].name == '*']
 
+
 @each_page
 def test_imports_lower_pages_only(page):
     name = OTHER_NAMES.get(page.stem, page.stem.partition('_')[2])
     known, own = module_numbers(), {f'dml_nb.{name}'}
     asked = {name for _, _, tree, _ in code_cells(page) for name in imported(tree)} - own
     assert asked <= known.keys(), f'exported by no page: {sorted(asked - known.keys())}'
-    assert not (higher := sorted(n for n in asked if known[n] >= number(page))), f'imports from higher pages: {higher}'
+    higher = sorted(name for name in asked if known[name] >= number(page))
+    assert not higher, f'imports from higher pages: {higher}'
+
 
 @each_page
 def test_module_is_named_after_the_page(page):
-    names = [m for source, *_ in code_cells(page) for m in re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)]
+    sources = '\n'.join(source for source, *_ in code_cells(page))
+    names = re.findall(r'^#\|\s*default_exp\s+(\S+)', sources, re.M)
     exports = any(flags & {'export', 'exports', 'exporti'} for _, flags, _, _ in code_cells(page))
     expected = OTHER_NAMES.get(page.stem, page.stem.partition('_')[2])
     assert names == ([expected] if exports else [])
 
+
 @each_page
 def test_introduction_heads_the_help(page):
-    "nbdev makes the module's docstring from the text cells marked so; written otherwise the mark is printed and the help is lost"
+    """nbdev makes the module's docstring from the text cells marked so; written otherwise the mark
+    is printed and the help is lost"""
     texts = [''.join(c['source']) for c in cells(page) if c['cell_type'] == 'markdown']
     exports = any('default_exp' in flags for _, flags, _, _ in code_cells(page))
     assert texts[0].startswith('# ') and (not exports or texts[1].startswith('#| export\n'))
-    assert not (wrong := [t[:40] for t in texts if re.match(r'(\\?#? *\|? *)export', t) and not t.startswith('#| export')]), wrong
+    marked = [text for text in texts if re.match(r'(\\?#? *\|? *)export', text)]
+    wrong = [text[:40] for text in marked if not text.startswith('#| export')]
+    assert not wrong
+
 
 @each_page
 def test_links_hold_no_code(page):
-    "nbdev links names in backticks by itself, also within a link, and a link within a link is no link"
+    """nbdev links names in backticks by itself, also within a link, and a link within a link is no
+    link"""
     texts = ''.join(''.join(c['source']) for c in cells(page) if c['cell_type'] == 'markdown')
     assert not re.findall(r'\[[^\]]*`[^\]]*\]\([^)]*\)', texts)
 
+
 @each_page
-def test_page_has_no_star_import(page): assert not [s for _, _, tree, _ in code_cells(page) for s in stars(tree)]
+def test_page_has_no_star_import(page):
+    assert not [s for _, _, tree, _ in code_cells(page) for s in stars(tree)]
+
 
 @each_source
-def test_file_has_no_star_import(file): assert not stars(ast.parse(file.read_text(encoding='utf-8')))
+def test_file_has_no_star_import(file):
+    assert not stars(ast.parse(file.read_text(encoding='utf-8')))
+
 
 @each_page
 def test_no_traceback_is_stored(page):
-    assert not [o['evalue'] for _, _, _, outputs in code_cells(page) for o in outputs if o['output_type'] == 'error']
+    stored = [output for _, _, _, outputs in code_cells(page) for output in outputs]
+    assert not [output['evalue'] for output in stored if output['output_type'] == 'error']
+
+
+NOT_SHOWN = {'export', 'exporti', 'exports', 'notest', 'slow', 'cuda', 'bench', 'eval'}
+
 
 def shows(flags, tree):
-    "Whether a cell that was run should have an output: it ends in a name, a formula or a call that is no test"
-    if flags & {'export', 'exporti', 'exports', 'notest', 'slow', 'cuda', 'bench', 'eval'} or not tree.body: return False
+    """Whether a cell that was run should have an output: it ends in a name, a formula or a call that
+    is no test"""
+    if flags & NOT_SHOWN or not tree.body:
+        return False
     last = tree.body[-1]
-    return isinstance(last, ast.Expr) and not re.match(r'(test_|check_|plt\.|torch\.testing)', ast.unparse(last))
+    if not isinstance(last, ast.Expr):
+        return False
+    return not re.match(r'(test_|check_|plt\.|torch\.testing)', ast.unparse(last))
+
 
 @each_page
 def test_was_run(page):
     wanted = [outputs for _, flags, tree, outputs in code_cells(page) if shows(flags, tree)]
     shown = sum(map(bool, wanted))
-    assert shown >= .8 * len(wanted), f'{len(wanted) - shown} of {len(wanted)} cells show nothing: run nbdev-test --save'
+    silent = len(wanted) - shown
+    said = f'{silent} of {len(wanted)} cells show nothing: run nbdev-test --save'
+    assert shown >= .8 * len(wanted), said
+
 
 @each_page
 def test_page_is_small(page):
@@ -136,4 +172,5 @@ def test_next_follows_the_sidebar(page):
     if page.stem == 'index' or following in (None, 'index.ipynb'):
         return
     last = ''.join(cells(page)[-1]['source']).strip().splitlines()[-1]
-    assert re.match(r'Next: .*\(' + re.escape(following) + r'\)', last), f'{following} is next: {last}'
+    wanted = r'Next: .*\(' + re.escape(following) + r'\)'
+    assert re.match(wanted, last), f'{following} is next: {last}'

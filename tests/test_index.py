@@ -601,3 +601,12 @@ print(index.search(z[:5], k=4)[1].tolist(), index.search(z[:5], k=4, where=range
         for module in ('faiss', 'faiss.contrib.torch_utils')
     ]
     assert answers[0] == answers[1] and answers[0].strip()
+
+
+def test_rows_removed_before_they_joined_the_structure():
+    index = EmbeddingIndex(8, 'hnsw')
+    index.add(torch.randn(50, 8))
+    index.search(torch.randn(1, 8))
+    new = index.add(torch.randn(2, 8))
+    index.remove(new[:1])
+    assert new[1] in index.search(ids=[0], k=50)[1]

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fastai.callback.tracker import SaveModelCallback
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from torch import nn
 from dml_nb.data import load_data
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
 from dml_nb.losses import MultiSimilarity, SemiHard, Triplet
-from dml_nb.recovery import Checkpoints, finished_folders, read_state
+from dml_nb.recovery import Checkpoints, finished_folders, read_state, tracker_states
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
 needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
@@ -193,3 +194,10 @@ def test_the_last_few_are_kept(tmp_path):
     kept = [int(folder.name[5:]) for folder in finished_folders(tmp_path/'run')]
     total = learn.train_iter
     assert kept == sorted({total - total % 3 if total % 3 else total - 3, total})
+
+
+def test_patience_goes_on_where_it_was():
+    stopper = EarlyStoppingCallback(patience=3)
+    stopper.best, stopper.new_best, stopper.wait = .5, False, 2
+    found = tracker_states(SimpleNamespace(cbs=[stopper]))
+    assert found == {stopper.name: dict(best=.5, new_best=False, wait=2)}

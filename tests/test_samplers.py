@@ -321,3 +321,11 @@ def test_a_state_that_is_no_place_is_refused(bad):
     assert sampler.state_dict() == before
     with pytest.raises(ValueError, match='position: .* wanted'):
         sampler.state_dict(position=len(sampler) + 1)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    sampler = ClassBatchSampler(torch.arange(40) % 10, 4, 2)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match='means'):
+        sampler.load_state_dict(before | dict(epoch=3, position=1, means=[[0.]]))
+    assert sampler.state_dict() == before

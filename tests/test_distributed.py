@@ -429,6 +429,7 @@ def work(rank, world, folder):
             said[name] = traceback.format_exc()
         dist.barrier()
     (folder/f'{rank}.json').write_text(json.dumps(said))
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -476,6 +477,7 @@ if dist.get_rank() == 0:
         same=torch.equal(*everyones), epoch=dls.train.sampler.epoch,
         losses=len(learn.recorder.losses), batches=len(dls.train),
         recall=[row[2] for row in learn.recorder.values])))
+dist.barrier()
 dist.destroy_process_group()
 """
 

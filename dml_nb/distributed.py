@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .core import (
-    Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors, integer_tensor,
-    plain, product, spans)
+    Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors,
+    integer_tensor, plain, product, spans)
 from .weighting import (
     KnownGradient, PairLoss, add_terms, as_peers_call, check_operands,
     survey_blocks, tangent, unit_operands)

@@ -1,4 +1,4 @@
-"""A checkpoint every few steps, and after `kill -9` the same weights as without it
+"""A checkpoint every few steps, and after a kill the same weights as without it
 
 `learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` writes where training
 stands, every 200 steps. If the process dies, whatever the reason, run the same script again: it

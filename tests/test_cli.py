@@ -97,6 +97,7 @@ def test_compare(whole):
     assert 'src="http' not in report and '<script' not in report
 
 
+@pytest.mark.long
 def test_again_and_afresh(whole, dml):
     before, at = rows(whole), changed_at(whole)
     again = dml(*small, '--seeds', 2, '--out', whole)
@@ -132,6 +133,7 @@ def test_one_seed_has_no_interval(tmp_path, dml):
     assert 'One seed, so no interval' in (tmp_path/'report.html').read_text(encoding='utf-8')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('stop, status', [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
     (tmp_path/'notes.txt').write_text('mine')

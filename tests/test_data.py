@@ -190,7 +190,8 @@ def many(folder, n=12):
 
 
 @pytest.mark.parametrize('source', ['folder', 'zip'])
-@pytest.mark.parametrize('workers', ['none', 'fork', 'spawn'])
+@pytest.mark.parametrize(
+    'workers', ['none', 'fork', pytest.param('spawn', marks=pytest.mark.long)])
 def test_a_second_epoch_decodes_nothing(tmp_path, source, workers):
     many(tmp_path/'x')
     path = tmp_path/'x'

@@ -27,6 +27,7 @@ from dml_nb.samplers import ClassBatchSampler
 from dml_nb.transport import MMD, EnergyDistance, SinkhornDivergence, Wasserstein
 from dml_nb.weighting import PairLoss
 
+pytestmark = pytest.mark.long
 ROWS = {2: (29, 11), 3: (25, 17, 9)}
 
 

@@ -380,6 +380,7 @@ for seed in range(10**6):
 """
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
     rng = np.random.default_rng()
     for k in range(6):

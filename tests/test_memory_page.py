@@ -9,6 +9,7 @@ import torch
 if not torch.distributed.is_available():
     pytest.skip('torch was built without torch.distributed', allow_module_level=True)
 
+pytestmark = pytest.mark.long
 root = Path(__file__).resolve().parents[1]
 start = '''
 import sys

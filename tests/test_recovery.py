@@ -74,6 +74,7 @@ def quiet(*args):
 
 
 @needs_fork
+@pytest.mark.long
 @pytest.mark.parametrize('make', [learner, shuffled], ids=lambda make: make.__name__)
 def test_killed_training_ends_with_the_same_weights(make, tmp_path):
     process = forked.Process(target=quiet, args=(make, tmp_path))      # also warms nothing up here
@@ -130,6 +131,7 @@ def test_trackers_go_on_where_they_were(tmp_path):
     assert resumed.recorder.values == undisturbed.recorder.values
 
 
+@pytest.mark.long
 def test_workers_read_the_same_batches(tmp_path):
     def make(path):
         torch.manual_seed(0)

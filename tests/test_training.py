@@ -172,6 +172,7 @@ def test_bfloat16_keeps_the_direction_of_a_step(name, parts):
     assert alike > .9
 
 
+@pytest.mark.long
 def test_a_script_trains_searches_for_a_rate_shows_and_saves(tmp_path):
     script = tmp_path/'train.py'
     script.write_text(textwrap.dedent('''

@@ -29,7 +29,7 @@ Modules:
 - `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
-- `dml_nb.recovery`: A checkpoint every few steps, and after `kill -9` the same weights as without it
+- `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
 - `dml_nb.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.

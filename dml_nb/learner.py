@@ -381,8 +381,10 @@ def _create_model(
             raise ValueError(f'arch: a name or a body is wanted to build with {given}, a finished '
                              'Embedder was given')
         return arch
-    channels, *sides = picture.shape                            # no sides: vectors
-    known = dict(size=min(sides) if sides else None, seed=seed)
+    channels, *size = picture.shape                             # no sides: vectors
+    if len(set(size)) == 1:
+        size = size[0]                                          # of a square
+    known = dict(size=size or None, seed=seed)
     return create_embedder(arch, dim, channels, **known | options)
 
 

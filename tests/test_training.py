@@ -16,9 +16,11 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.vision.data import ImageDataLoaders
 from PIL import Image
+from torch import nn
 
 from dml_nb import experiment
-from dml_nb.data import load_data, split_by_class
+from dml_nb.check import test_same as same
+from dml_nb.data import ImageSet, load_data, split_by_class
 from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
 from dml_nb.losses.catalogue import LOSSES
@@ -265,6 +267,24 @@ def test_options_of_the_embedder_are_passed_on(parts, monkeypatch):
     with pytest.raises(ValueError, match='finished Embedder'):
         metric_learner(dls, finished, weights='DEFAULT')
     assert metric_learner(dls, finished).model is finished
+
+
+def test_files_are_brought_to_both_sides_of_the_pictures_of_training(tmp_path):
+    "As for people, who are taller than wide"
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 1, 32, 16), dtype=np.uint8)
+    people = ImageSet(pixels, np.arange(16) // 4)
+    dls = metric_dataloaders(people, people, 4, 4, device='cpu')
+    learn = metric_learner(dls, 'small_convnet', dim=8, seed=0)
+    files = [tmp_path/f'{i}.png' for i in range(16)]
+    for file, picture in zip(files, pixels[:, 0]):
+        Image.fromarray(picture).save(file)
+    z, _ = learn.embed()
+    same(learn.model.embed(files), z, atol=1e-6)
+    same(load_embedder(save_embedder(learn.model, tmp_path/'net')).embed(files), z, atol=1e-6)
+    flat = metric_learner(dls, lambda channels: nn.Flatten(), dim=8, seed=0)
+    assert flat.model.head.in_features == 32 * 16 and flat.embed()[0].shape == (16, 8)
+    with pytest.raises(ValueError, match='size: one side'):
+        metric_learner(dls, 'vit_b_16', dim=8)              # before the first batch
 
 
 def test_an_unfinished_number_stops_training_and_names_the_item(parts):

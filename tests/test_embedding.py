@@ -26,18 +26,10 @@ from dml_nb.data import ImageFiles, ImageSet, _Transformed, load_data, split_by_
 from dml_nb.embedding import Embedder, Features, create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner
 
+pytestmark = pytest.mark.usefixtures('one_thread')
 folder_of_weights = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'weights'
 with_weights = pytest.mark.skipif(
     not folder_of_weights.is_dir(), reason='DML_NB_DATA holds no weights')
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    "Pictures this small gain nothing from a second thread"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def whole_network(arch, **options):

@@ -25,17 +25,9 @@ from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
 from dml_nb.losses.catalogue import LOSSES
 
+pytestmark = pytest.mark.usefixtures('one_thread')
 #: Why a test is skipped.
 needs_peers = 'pytorch-metric-learning is not installed (extra baselines)'
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    "Pictures this small gain nothing from a second thread"
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope='module')

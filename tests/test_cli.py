@@ -82,7 +82,8 @@ def test_compare(whole):
         'machine', 'versions', 'threads', 'date', 'seed', 'data', 'settings', 'losses']
     assert len(found['data']['sha256']) == 64 and found['seed'] == [0, 1] and found['threads'] == 1
     names = ['raw pixels', 'untrained', 'multi_similarity']
-    assert [(r['loss'], r['seed']) for r in found['rows']] == [(n, s) for n in names for s in (0, 1)]
+    rows = [(row['loss'], row['seed']) for row in found['rows']]
+    assert rows == [(name, seed) for name in names for seed in (0, 1)]
     for row in found['rows']:
         measures = ['recall@1', 'map@r', 'unseen_recall@1', 'unseen_map@r']
         assert list(row) == ['loss', 'seed', *measures, 'seconds']
@@ -187,7 +188,8 @@ known_at_once = {
     'a file named runs': (['compare', '--out', 'TAKEN'], '--out', 'TAKEN', 'runs'),
     'no folder': (['compare', '--out', ''], '--out'),
     'no loss': (['compare', '--losses', ','], '--losses'),
-    'missing folder': (['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
+    'missing folder': (
+        ['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
     'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes'),
@@ -234,7 +236,7 @@ def test_folder_of_pictures(tmp_path, dml):
             path = tmp_path/'data'/f'<{y}>'/f'{i}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray((image * 15).astype('uint8')).resize((20, 24)).save(path)
-    options = [*small[:-1], '--turn', '--seeds', 1]         # pictures that are turned must be square
+    options = [*small[:-1], '--turn', '--seeds', 1]         # what is turned must be square
     options += ['--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out']
     assert is_one_line(dml(*options), 'square')
     run = dml(*options, '--size', 16)

@@ -1,4 +1,5 @@
-"What the package promises as a whole: light imports, the metadata of settings.ini, a README and a sidebar that are current."
+"""What the package promises as a whole: light imports, the metadata of settings.ini, a README and
+a sidebar that are current."""
 import re
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def test_requirements_installed_as_written():
         if suffix:
             wanted |= {Requirement(f'{text}; extra == "{extra}"') for text in value.split()}
     installed = {Requirement(text) for text in requires('dml_nb')}
-    assert installed == wanted, 'the installed metadata are not those of settings.ini: install again'
+    assert installed == wanted, (
+        'the installed metadata are not those of settings.ini: install again')
 
 def test_console_scripts():
     for script in settings()['console_scripts'].split():
@@ -51,7 +53,8 @@ def test_sidebar_lists_the_pages_in_order():
     listed = []
     for entry in site['website']['sidebar']['contents']:
         listed += [entry] if isinstance(entry, str) else entry['contents']
-    assert listed == ['index.ipynb'] + sorted(page.name for page in (root/'nbs').glob('[0-9]*.ipynb'))
+    numbered = sorted(page.name for page in (root/'nbs').glob('[0-9]*.ipynb'))
+    assert listed == ['index.ipynb', *numbered]
     found = {page.name for page in (root/'nbs').rglob('*.ipynb')
              if '.ipynb_checkpoints' not in page.parts}
     assert found == set(listed)

@@ -163,12 +163,6 @@ class RetrievalMetrics(Callback):
     def value(self, key):
         return float('nan') if self.report is None else float(self.report[key])
 
-    def before_fit(self):                                   # fastai calls it for `get_preds` too
-        self.training_began = self.said_why = False
-
-    def before_train(self):
-        self.training_began = True
-
     def before_validate(self):
         self.found = []
 
@@ -191,11 +185,23 @@ class RetrievalMetrics(Callback):
             self.report = None
             self.say_why()
 
-    def say_why(self):
-        if self.training_began and not self.said_why:
-            columns = ' and '.join(self.keys)
-            warnings.warn(f'no image of the validation set has a label: {columns} are nan')
-        self.said_why = True
+# %% ../nbs/51_learner.ipynb #4deaa59d
+@patch
+def before_fit(self:RetrievalMetrics):                      # fastai calls it for `get_preds` too
+    self.training_began = self.said_why = False
+
+
+@patch
+def before_train(self:RetrievalMetrics):
+    self.training_began = True
+
+
+@patch
+def say_why(self:RetrievalMetrics):
+    if self.training_began and not self.said_why:
+        columns = ' and '.join(self.keys)
+        warnings.warn(f'no image of the validation set has a label: {columns} are nan')
+    self.said_why = True
 
 # %% ../nbs/51_learner.ipynb #ef548965
 def _some(
@@ -237,12 +243,6 @@ class StopOnNaN(Callback):
         self.stop('the loss is not finite', ~bad)
 
 # %% ../nbs/51_learner.ipynb #b8e67cc3
-def _is_peer(loss_func) -> bool:
-    "Whether it is a loss of pytorch-metric-learning, which need not be installed to ask."
-    library = 'pytorch_metric_learning.'
-    return any(base.__module__.startswith(library) for base in type(loss_func).__mro__)
-
-
 class PeerLoss(nn.Module):
     "A loss of pytorch-metric-learning, or any loss with a miner of it: (z, labels) -> scalar."
 
@@ -261,18 +261,6 @@ class PeerLoss(nn.Module):
     def __repr__(self):
         names = [type(part).__name__ for part in (self.loss, self.miner) if part is not None]
         return self.title or ' on '.join(names)
-
-    def meet(self,
-        labels, # (C,) of training, in order; None: they are 0 to C - 1
-    ):
-        "Learn which class each weight is for. Raises `ValueError` for fewer weights than classes."
-        if 'num_classes' not in needed(type(self.loss)) or labels is None:
-            return
-        given = self.loss.num_classes                       # 0 where their class forgets it
-        if 0 < given < len(labels):
-            raise ValueError(f'num_classes: at least the {len(labels)} classes of training are '
-                             f'wanted, {given} was given')
-        self.classes = torch.as_tensor(np.asarray(labels))
 
     def forward(self,
         z:Tensor, # (B, D)
@@ -302,13 +290,33 @@ class PeerLoss(nn.Module):
             labels = places
         return z[keep], labels[keep]
 
-
+# %% ../nbs/51_learner.ipynb #e6ac6703
 def needed(
     kind, # a class
 ) -> set: # names of parameters without a default, of it and its bases
     makers = [vars(base)['__init__'] for base in kind.__mro__ if '__init__' in vars(base)]
     asked = [p for make in makers for p in inspect.signature(make).parameters.values()]
     return {p.name for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+@patch
+def meet(self:PeerLoss,
+    labels, # (C,) of training, in order; None: they are 0 to C - 1
+):
+    "Learn which class each weight is for. Raises `ValueError` for fewer weights than classes."
+    if 'num_classes' not in needed(type(self.loss)) or labels is None:
+        return
+    given = self.loss.num_classes                           # 0 where their class forgets it
+    if 0 < given < len(labels):
+        raise ValueError(f'num_classes: at least the {len(labels)} classes of training are '
+                         f'wanted, {given} was given')
+    self.classes = torch.as_tensor(np.asarray(labels))
+
+# %% ../nbs/51_learner.ipynb #6e5ea096
+def _is_peer(loss_func) -> bool:
+    "Whether it is a loss of pytorch-metric-learning."
+    library = 'pytorch_metric_learning.'
+    return any(base.__module__.startswith(library) for base in type(loss_func).__mro__)
 
 # %% ../nbs/51_learner.ipynb #b9f463ab
 class MetricLearner(Learner):
@@ -318,23 +326,25 @@ class MetricLearner(Learner):
         cb, # a callback or its class
     ):
         "As fastai's. Raises `TypeError` for `MixUp` and `CutMix`, which blend labels."
-        mixes = issubclass(cb, MixHandler) if isinstance(cb, type) else isinstance(cb, MixHandler)
-        if mixes:
-            name = cb.__name__ if isinstance(cb, type) else type(cb).__name__
+        kind = cb if isinstance(cb, type) else type(cb)
+        if issubclass(kind, MixHandler):
             raise TypeError(
-                f'cbs: a callback that leaves labels whole is wanted, {name} was given; pairs of '
-                'blended classes are neither alike nor different, so augment pictures alone: '
-                'metric_dataloaders(augment=...)')
+                f'cbs: a callback that leaves labels whole is wanted, {kind.__name__} was given; '
+                'pairs of blended classes are neither alike nor different, so augment pictures '
+                'alone: metric_dataloaders(augment=...)')
         return super().add_cb(cb)
 
-    def create_opt(self):
-        "As fastai's. What a loss learns, such as class weights, trains with the last group."
-        splitter = self.splitter
-        self.splitter = partial(_groups_with_loss, splitter, self.loss_func)
-        try:
-            super().create_opt()
-        finally:
-            self.splitter = splitter
+# %% ../nbs/51_learner.ipynb #80d44013
+def _embedder_groups(
+    model:Embedder,
+) -> list: # [the body's parameters, all others]
+    others = [p for name, p in model.named_parameters() if not name.startswith('body.')]
+    return [params(model.body), others]
+
+
+def _learned(loss_func) -> list:
+    "The parameters of a loss, if it has any."
+    return params(loss_func) if isinstance(loss_func, nn.Module) else []
 
 
 def _groups_with_loss(
@@ -345,24 +355,20 @@ def _groups_with_loss(
     groups = list(splitter(model))
     if groups and isinstance(groups[0], Tensor):
         groups = [groups]
-    learned = params(loss_func) if _learns(loss_func) else []
-    return [*groups[:-1], [*groups[-1], *learned]]
+    return [*groups[:-1], [*groups[-1], *_learned(loss_func)]]
 
 
-def _learns(loss_func) -> bool:
-    "Whether a loss has parameters of its own."
-    return isinstance(loss_func, nn.Module) and bool(params(loss_func))
+@patch
+def create_opt(self:MetricLearner):
+    "As fastai's. What a loss learns, such as class weights, trains with the last group."
+    splitter = self.splitter
+    self.splitter = partial(_groups_with_loss, splitter, self.loss_func)
+    try:
+        super(MetricLearner, self).create_opt()
+    finally:
+        self.splitter = splitter
 
-# %% ../nbs/51_learner.ipynb #80d44013
-def _embedder_groups(
-    model:Embedder,
-) -> list: # [the body's parameters, all others]
-    "Two groups: `freeze` trains the head alone, a slice of learning rates gives the body less."
-    of_body = params(model.body)
-    known = set(map(id, of_body))
-    return [of_body, [p for p in model.parameters() if id(p) not in known]]
-
-
+# %% ../nbs/51_learner.ipynb #f0aaf5f3
 def _create_model(
     picture:Tensor, # (C, H, W), or (F,)
     arch, # a name, a function, or a module
@@ -387,7 +393,7 @@ def _create_model(
     known = dict(size=size or None, seed=seed)
     return create_embedder(arch, dim, channels, **known | options)
 
-
+# %% ../nbs/51_learner.ipynb #16d15681
 def metric_learner(
     dls:DataLoaders, # from `metric_dataloaders`, whose batches start at epoch 0; or any of fastai's
     arch, # as in `create_embedder`, or an `Embedder`, which is taken with its own dimension
@@ -440,8 +446,7 @@ def embed(self:MetricLearner,
         dl = dl.new()
     device = next(self.model.parameters()).device
     z, labels = [], []
-    exact = cudnn_flags(allow_tf32=False)
-    with evaluating(self.model), full_precision(device), exact:
+    with evaluating(self.model), full_precision(device), cudnn_flags(allow_tf32=False):
         for x, *y in dl:
             z.append(unit(self.model(x.to(device)).float()).cpu())
             labels.append(y[0].cpu() if y else torch.full((len(x),), -1))
@@ -462,8 +467,7 @@ def show_results(self:MetricLearner,
     images = dl if isinstance(dl, ImageSet) else dl.dataset
     z, labels = self.embed(dl)
     if np.ndim(queries) == 0:
-        drawn = np.random.default_rng(seed).permutation(len(z))
-        queries = drawn[:queries]
+        queries = np.random.default_rng(seed).permutation(len(z))[:queries]
     queries = np.asarray(queries)
     S = similarities(z[queries], z)                             # (Q, N)
     S[torch.arange(len(queries)), torch.as_tensor(queries)] = -torch.inf
@@ -516,7 +520,7 @@ def lr_find(self:MetricLearner,
 
     Raises `ValueError` if the loss rises or is not finite before there is anything to propose."""
     watchers = [cb for cb in self.cbs if isinstance(cb, StopOnNaN)]
-    learned = copy.deepcopy(self.loss_func.state_dict()) if _learns(self.loss_func) else None
+    learned = copy.deepcopy(self.loss_func.state_dict()) if _learned(self.loss_func) else None
     sampler = getattr(self.dls.train, 'sampler', None)
     if isinstance(sampler, ClassBatchSampler):
         place = sampler.epoch, sampler.position, sampler.start

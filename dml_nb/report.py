@@ -92,7 +92,7 @@ def clearly(
     clear = 'clearly ' if known and abs(gap) > a[1] + b[1] else ''
     return clear + ('above' if gap > 0 else 'below')
 
-
+# %% ../nbs/61_report.ipynb #f5a6a080
 def few_classes(
     results:dict, # from `run_all`
 ) -> str:
@@ -109,7 +109,7 @@ def few_classes(
         said += f'{8 * n:,} training classes of them'
     return said + '.'
 
-
+# %% ../nbs/61_report.ipynb #0e5554f7
 def findings(
     results:dict, # from `run_all`
 ) -> list: # sentences
@@ -125,12 +125,9 @@ def findings(
             f'{clearly(best[key], untrained[key])} the untrained network '
             f'({percent(untrained[key][0])}) and {clearly(best[key], pixels[key])} raw pixels '
             f'({percent(pixels[key][0])}).')
-    easy = f'aw pixels alone have R@1 {percent(pixels["recall@1"][0])} on all classes and '
+    easy = '8×8 digits are easy for pixels: raw' if results['data']['name'] == 'digits' else 'Raw'
+    easy += f' pixels alone have R@1 {percent(pixels["recall@1"][0])} on all classes and '
     easy += f'{percent(pixels["unseen_recall@1"][0])} on the unseen ones'
-    if results['data']['name'] == 'digits':
-        easy = f'8×8 digits are easy for pixels: r{easy}'
-    else:
-        easy = f'R{easy}'
     if min(pixels['recall@1'][0], pixels['unseen_recall@1'][0]) > .9:
         easy += ', so R@1 leaves little room and MAP@R is the measure to watch'
     return [*said, f'{easy}.', few_classes(results)]
@@ -356,7 +353,7 @@ dt {
 }
 '''
 
-
+# %% ../nbs/61_report.ipynb #e1d3db6a
 def provenance_list(
     results:dict, # from `run_all`
 ) -> str: # HTML

@@ -33,7 +33,7 @@ import torch
 import torchvision
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 
 from .check import write_atomically
 from .core import check_number, unit
-from .data import ImageSet, _base, _choice, _fitted, _is_picture, _sides, read_image
+from .data import (
+    ImageSet, _base, _choice, _is_picture, _pixels, _reading, _sides, read_image)
 
 # %% ../nbs/50_embedding.ipynb #e1375c97
 def small_convnet(
@@ -766,17 +767,8 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith('I;16'):
-        grey = (np.asarray(picture) / 257).round().astype(np.uint8)
-        picture = Image.fromarray(grey)
-    if picture.mode == 'P' and 'transparency' in picture.info:
-        picture = picture.convert('RGBA')
-    picture = picture.convert(mode)
-    if size is not None:
-        picture = _fitted(picture, _sides(size), fit)
-    pixels = torch.from_numpy(np.array(picture))
-    return (pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)).contiguous() / 255
+    with _reading('images', 'a picture is wanted', 'what was given cannot be read'):
+        return _pixels(picture, _sides(size), mode, fit) / 255
 
 
 def in_unit_range(

@@ -30,14 +30,12 @@ from pathlib import Path
 # %% ../nbs/50_embedding.ipynb #bfa1f4b1
 import numpy as np
 import torch
-import torchvision
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
 from PIL import Image
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
-from torchvision.models.vision_transformer import interpolate_embeddings
 
 from .check import write_atomically
 from .core import check_number, unit
@@ -117,7 +115,8 @@ def cut_features(
     network:nn.Module, # of torchvision, with `features`
 ) -> nn.Module: # (B, 3, H, W) -> (B, F, h, w)
     "The part before pooling and classifier."
-    if isinstance(network, torchvision.models.DenseNet):
+    from torchvision.models import DenseNet
+    if isinstance(network, DenseNet):
         network.features.add_module('relu', nn.ReLU())      # torchvision has it in `forward`
     return network.features
 
@@ -154,6 +153,7 @@ def torchvision_network(
     size=None, # side of the pictures, which a transformer must know; None: 224
 ) -> nn.Module: # with its classifier
     "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
+    from torchvision import models
     if BODIES[arch] is ClassToken:
         height, width = _sides(size) or (224, 224)
         patch_side = int(arch.rpartition('_')[2])
@@ -161,10 +161,10 @@ def torchvision_network(
             raise ValueError(
                 f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
                 f'{size!r} was given')
-        return torchvision.models.get_model(arch, weights=None, image_size=height)
+        return models.get_model(arch, weights=None, image_size=height)
     if arch == 'googlenet':
-        return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
-    return torchvision.models.get_model(arch, weights=None)
+        return models.googlenet(weights=None, aux_logits=False, init_weights=True)
+    return models.get_model(arch, weights=None)
 
 
 def is_timm(
@@ -413,7 +413,8 @@ def downloaded_weights(
     arch:str, # a name in `BODIES`
 ) -> tuple: # {name: tensor}, and mean, std and size of their pictures
     "torchvision's best. Raises `OSError` where they cannot be downloaded."
-    published = torchvision.models.get_model_weights(arch).DEFAULT
+    from torchvision.models import get_model_weights
+    published = get_model_weights(arch).DEFAULT
     try:
         tensors = published.get_state_dict(progress=True, check_hash=True)
     except OSError as error:
@@ -702,6 +703,7 @@ def fill_body(
         beginnings = [beginnings] if isinstance(beginnings, str) else beginnings
         classifier = tuple(f'{name}.' for name in beginnings)
     if isinstance(part, ClassToken):
+        from torchvision.models.vision_transformer import interpolate_embeddings
         patch_side = part.conv_proj.kernel_size[0]
         side = _sides(plan['size'])[0]
         tensors = interpolate_embeddings(side, patch_side, dict(tensors))

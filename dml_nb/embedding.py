@@ -134,20 +134,6 @@ SMALL = dict(small_convnet=small_convnet, lenet=lenet, vgg9=vgg9, identity=nn.Id
 USUAL_SIDES = dict(identity=None, lenet=28, vgg9=32, vit_b_16=224, vit_b_32=224, vit_l_16=224)
 
 # %% ../nbs/50_embedding.ipynb #9f20c74b
-def replace_first_conv(
-    body:nn.Module, # changed in place
-    channels:int, # of the pictures
-):
-    "A fresh first convolution for `channels` inputs, all else as it was."
-    convolutions = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Conv2d))
-    name, old = next(convolutions)
-    new = nn.Conv2d(
-        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation,
-        old.groups, old.bias is not None, old.padding_mode,
-    )
-    body.set_submodule(name, new)
-
-
 def torchvision_network(
     arch:str, # a name in `BODIES`
     size=None, # side of the pictures, which a transformer must know; None: 224
@@ -166,46 +152,28 @@ def torchvision_network(
         return models.googlenet(weights=None, aux_logits=False, init_weights=True)
     return models.get_model(arch, weights=None)
 
+# %% ../nbs/50_embedding.ipynb #6b921e93
+def replace_first_conv(
+    body:nn.Module, # changed in place
+    channels:int, # of the pictures
+):
+    "A fresh first convolution for `channels` inputs, all else as it was."
+    convolutions = ((name, m) for name, m in body.named_modules() if isinstance(m, nn.Conv2d))
+    name, old = next(convolutions)
+    new = nn.Conv2d(
+        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation,
+        old.groups, old.bias is not None, old.padding_mode,
+    )
+    body.set_submodule(name, new)
 
+# %% ../nbs/50_embedding.ipynb #40ab8829
 def is_timm(
     arch, # as in `create_embedder`
 ) -> bool:
+    "Whether it names a network of timm."
     return isinstance(arch, str) and arch.startswith('timm:')
 
 
-def create_network(
-    arch, # a name, a function `channels -> nn.Module`, or a module
-    channels:int=3, # of the pictures
-    size=None, # their side, for transformers
-    **options, # of `timm_network`
-) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
-    """A fresh network, and its part without classifier; a module is taken as it is.
-
-    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
-    if isinstance(arch, nn.Module):
-        return arch, arch
-    named = isinstance(arch, str)
-    if callable(arch) or named and arch in SMALL:
-        body = SMALL.get(arch, arch)(channels)
-        if not isinstance(body, nn.Module):
-            given = type(body).__name__
-            raise TypeError(
-                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
-        return body, body
-    if is_timm(arch):
-        body = timm_network(arch.removeprefix('timm:'), channels, **options)
-        return body, body
-    if not named or arch not in BODIES:
-        known = ', '.join([*SMALL, *BODIES])
-        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
-                         f'{arch!r} was given')
-    network = torchvision_network(arch, size)
-    body = BODIES[arch](network)
-    if channels != 3:
-        replace_first_conv(body, channels)
-    return network, body
-
-# %% ../nbs/50_embedding.ipynb #40ab8829
 def import_timm(
     name:str, # the network that is asked for
 ): # the module
@@ -243,6 +211,39 @@ def timm_network(
                       f'({error}); the path of a file will do') from error
 
 # %% ../nbs/50_embedding.ipynb #d3493c32
+def create_network(
+    arch, # a name, a function `channels -> nn.Module`, or a module
+    channels:int=3, # of the pictures
+    size=None, # their side, for transformers
+    **options, # of `timm_network`
+) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
+    """A fresh network, and its part without classifier; a module is taken as it is.
+
+    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
+    if isinstance(arch, nn.Module):
+        return arch, arch
+    named = isinstance(arch, str)
+    if callable(arch) or named and arch in SMALL:
+        body = SMALL.get(arch, arch)(channels)
+        if not isinstance(body, nn.Module):
+            given = type(body).__name__
+            raise TypeError(
+                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
+        return body, body
+    if is_timm(arch):
+        body = timm_network(arch.removeprefix('timm:'), channels, **options)
+        return body, body
+    if not named or arch not in BODIES:
+        known = ', '.join([*SMALL, *BODIES])
+        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
+                         f'{arch!r} was given')
+    network = torchvision_network(arch, size)
+    body = BODIES[arch](network)
+    if channels != 3:
+        replace_first_conv(body, channels)
+    return network, body
+
+# %% ../nbs/50_embedding.ipynb #1177a577
 WEIGHT_FILES = '.safetensors', '.npz', '.pth', '.pt'
 
 
@@ -276,7 +277,7 @@ def read_weights(
         raise ValueError(f'weights: tensors under names are wanted, {path} holds something else')
     return {name.removeprefix('module.'): x for name, x in found.items()}
 
-
+# %% ../nbs/50_embedding.ipynb #b8c7c4e7
 def some_names(
     names, # of tensors
 ) -> str:
@@ -349,7 +350,7 @@ class SameConv2d(nn.Conv2d):
             padding += [total // 2, total - total // 2]
         return self._conv_forward(nn.functional.pad(x, padding), self.weight, self.bias)
 
-
+# %% ../nbs/50_embedding.ipynb #59d67101
 def fold(
     body:nn.Module, # with each BatchNorm right behind its convolution; changed in place
 ):
@@ -385,7 +386,7 @@ def fill_folded(
             conv.weight.copy_(q.float() * scale[:, None, None, None])
             conv.bias.copy_(bias)
 
-# %% ../nbs/50_embedding.ipynb #59d67101
+# %% ../nbs/50_embedding.ipynb #acf60b5b
 def local_weights(
     arch:str, # a name in `BODIES`
 ) -> Path:
@@ -408,7 +409,7 @@ def local_weights(
                          'give the path of one')
     return found[0]
 
-
+# %% ../nbs/50_embedding.ipynb #f4ba31bd
 def downloaded_weights(
     arch:str, # a name in `BODIES`
 ) -> tuple: # {name: tensor}, and mean, std and size of their pictures
@@ -572,7 +573,7 @@ def _hold_batch_norm(
             else:
                 norm.register_parameter(name, nn.Parameter(values))
 
-
+# %% ../nbs/50_embedding.ipynb #fecc0844
 @patch(as_prop=True)
 def frozen(self:Embedder):
     "Whether the body learns nothing: evaluation mode, no gradients."
@@ -664,7 +665,7 @@ def plan_body(
         size=size if size is None or isinstance(size, int) else list(size),
     )
 
-
+# %% ../nbs/50_embedding.ipynb #ea89ad3d
 def build_body(
     arch, # as in `create_embedder`
     plan:dict, # from `plan_body`
@@ -684,7 +685,7 @@ def build_body(
         body = NormalizedBody(part, plan['mean'], plan['std'])
     return network, part, body
 
-
+# %% ../nbs/50_embedding.ipynb #a41898cf
 def fill_body(
     network:nn.Module, # the first two of `build_body`
     part:nn.Module,
@@ -830,41 +831,45 @@ class Pictures:
             return shape[0] not in self.allowed and shape[-1] not in (1, 3, 4)
         return len(shape) == 4 or len(shape) == 2 and self.size is None
 
-    def read(self, i):
-        "One picture. Raises `TypeError` or `ValueError` for what is none."
-        item = self.items[i]
-        if isinstance(item, tuple):
-            item = item[0]                                  # of a data set: picture and label
-        mode, size, fit = self.as_file
-        if isinstance(item, (str, os.PathLike)):
-            return read_image(Path(item).expanduser(), size, mode, fit)
-        if isinstance(item, Image.Image):
-            return from_pil(item, mode, size, fit)
-        if isinstance(item, np.ndarray):
-            item = torch.from_numpy(np.ascontiguousarray(item))
-        if not isinstance(item, Tensor):
-            raise TypeError('images: files, PIL images, arrays or tensors are wanted, a '
-                            f'{type(item).__name__} was given')
-        x = item.detach().cpu().as_subclass(Tensor)
-        if size is None and x.ndim == 1:
-            return x.float()
-        x = in_unit_range(x[None] if x.ndim == 2 else x)
-        if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
-            pixels = (x * 255).round().byte().squeeze(-1).numpy()
-            return from_pil(Image.fromarray(pixels), mode, size, fit)
-        if x.ndim != 3 or x.shape[0] not in self.allowed:
-            raise ValueError(f'images: pictures of {self.allowed[1]} channels are wanted, shape '
-                             f'{tuple(item.shape)} was given')
-        return x if self.channels is None else x.expand(self.channels, -1, -1)
+# %% ../nbs/50_embedding.ipynb #6c7bb156
+@patch
+def read(self:Pictures, i):
+    "One picture. Raises `TypeError` or `ValueError` for what is none."
+    item = self.items[i]
+    if isinstance(item, tuple):
+        item = item[0]                                  # of a data set: picture and label
+    mode, size, fit = self.as_file
+    if isinstance(item, (str, os.PathLike)):
+        return read_image(Path(item).expanduser(), size, mode, fit)
+    if isinstance(item, Image.Image):
+        return from_pil(item, mode, size, fit)
+    if isinstance(item, np.ndarray):
+        item = torch.from_numpy(np.ascontiguousarray(item))
+    if not isinstance(item, Tensor):
+        raise TypeError('images: files, PIL images, arrays or tensors are wanted, a '
+                        f'{type(item).__name__} was given')
+    x = item.detach().cpu().as_subclass(Tensor)
+    if size is None and x.ndim == 1:
+        return x.float()
+    x = in_unit_range(x[None] if x.ndim == 2 else x)
+    if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
+        pixels = (x * 255).round().byte().squeeze(-1).numpy()
+        return from_pil(Image.fromarray(pixels), mode, size, fit)
+    if x.ndim != 3 or x.shape[0] not in self.allowed:
+        raise ValueError(f'images: pictures of {self.allowed[1]} channels are wanted, shape '
+                         f'{tuple(item.shape)} was given')
+    return x if self.channels is None else x.expand(self.channels, -1, -1)
 
-    def batch(self, lo, hi):
-        "Pictures from `lo` to before `hi`. Raises `ValueError` if they differ in size."
-        found = [self.read(i) for i in range(lo, min(hi, len(self)))]
-        shapes = sorted({tuple(x.shape) for x in found})
-        if len(shapes) > 1:
-            raise ValueError(f'images: pictures of one size are wanted, {shapes[0]} and '
-                             f'{shapes[1]} were given; files and PIL images are resized')
-        return torch.stack(found)
+
+@patch
+def batch(self:Pictures, lo, hi):
+    "Pictures from `lo` to before `hi`. Raises `ValueError` if they differ in size."
+    found = [self.read(i) for i in range(lo, min(hi, len(self)))]
+    shapes = sorted({tuple(x.shape) for x in found})
+    if len(shapes) > 1:
+        raise ValueError(f'images: pictures of one size are wanted, {shapes[0]} and '
+                         f'{shapes[1]} were given; files and PIL images are resized')
+    return torch.stack(found)
 
 # %% ../nbs/50_embedding.ipynb #ec81de5a
 def _rows_of(

@@ -110,13 +110,19 @@ def _opened(file):
             yield picture
 
 
-def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
-    "The pixels of one picture"
-    with _opened(file) as picture:
-        picture = _in_mode(picture, mode)
-        if size is not None: picture = _fitted(picture, size, fit)
-        x = torch.from_numpy(np.array(picture))
+def _pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
+    "The pixels of a PIL image"
+    picture = _in_mode(picture, mode)
+    if size is not None:
+        picture = _fitted(picture, size, fit)
+    x = torch.from_numpy(np.array(picture))
     return (x[None] if x.ndim == 2 else x.permute(2, 0, 1)).contiguous()
+
+
+def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
+    "The pixels of one picture in a file"
+    with _opened(file) as picture:
+        return _pixels(picture, size, mode, fit)
 
 
 def read_image(

@@ -30,18 +30,17 @@ from pathlib import Path
 # %% ../nbs/50_embedding.ipynb #bfa1f4b1
 import numpy as np
 import torch
-import torchvision
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
-from PIL import Image, ImageOps
+from PIL import Image
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
-from torchvision.models.vision_transformer import interpolate_embeddings
 
 from .check import write_atomically
 from .core import check_number, unit
-from .data import ImageSet, _base, _choice, _fitted, _is_picture, _sides, read_image
+from .data import (
+    ImageSet, _base, _choice, _is_picture, _pixels, _reading, _sides, read_image)
 
 # %% ../nbs/50_embedding.ipynb #e1375c97
 def small_convnet(
@@ -116,7 +115,8 @@ def cut_features(
     network:nn.Module, # of torchvision, with `features`
 ) -> nn.Module: # (B, 3, H, W) -> (B, F, h, w)
     "The part before pooling and classifier."
-    if isinstance(network, torchvision.models.DenseNet):
+    from torchvision.models import DenseNet
+    if isinstance(network, DenseNet):
         network.features.add_module('relu', nn.ReLU())      # torchvision has it in `forward`
     return network.features
 
@@ -134,6 +134,25 @@ SMALL = dict(small_convnet=small_convnet, lenet=lenet, vgg9=vgg9, identity=nn.Id
 USUAL_SIDES = dict(identity=None, lenet=28, vgg9=32, vit_b_16=224, vit_b_32=224, vit_l_16=224)
 
 # %% ../nbs/50_embedding.ipynb #9f20c74b
+def torchvision_network(
+    arch:str, # a name in `BODIES`
+    size=None, # side of the pictures, which a transformer must know; None: 224
+) -> nn.Module: # with its classifier
+    "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
+    from torchvision import models
+    if BODIES[arch] is ClassToken:
+        height, width = _sides(size) or (224, 224)
+        patch_side = int(arch.rpartition('_')[2])
+        if height != width or height % patch_side:
+            raise ValueError(
+                f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
+                f'{size!r} was given')
+        return models.get_model(arch, weights=None, image_size=height)
+    if arch == 'googlenet':
+        return models.googlenet(weights=None, aux_logits=False, init_weights=True)
+    return models.get_model(arch, weights=None)
+
+# %% ../nbs/50_embedding.ipynb #6b921e93
 def replace_first_conv(
     body:nn.Module, # changed in place
     channels:int, # of the pictures
@@ -147,64 +166,14 @@ def replace_first_conv(
     )
     body.set_submodule(name, new)
 
-
-def torchvision_network(
-    arch:str, # a name in `BODIES`
-    size=None, # side of the pictures, which a transformer must know; None: 224
-) -> nn.Module: # with its classifier
-    "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
-    if BODIES[arch] is ClassToken:
-        height, width = _sides(size) or (224, 224)
-        patch_side = int(arch.rpartition('_')[2])
-        if height != width or height % patch_side:
-            raise ValueError(
-                f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
-                f'{size!r} was given')
-        return torchvision.models.get_model(arch, weights=None, image_size=height)
-    if arch == 'googlenet':
-        return torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
-    return torchvision.models.get_model(arch, weights=None)
-
-
+# %% ../nbs/50_embedding.ipynb #40ab8829
 def is_timm(
     arch, # as in `create_embedder`
 ) -> bool:
+    "Whether it names a network of timm."
     return isinstance(arch, str) and arch.startswith('timm:')
 
 
-def create_network(
-    arch, # a name, a function `channels -> nn.Module`, or a module
-    channels:int=3, # of the pictures
-    size=None, # their side, for transformers
-    **options, # of `timm_network`
-) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
-    """A fresh network, and its part without classifier; a module is taken as it is.
-
-    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
-    if isinstance(arch, nn.Module):
-        return arch, arch
-    named = isinstance(arch, str)
-    if callable(arch) or named and arch in SMALL:
-        body = SMALL.get(arch, arch)(channels)
-        if not isinstance(body, nn.Module):
-            given = type(body).__name__
-            raise TypeError(
-                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
-        return body, body
-    if is_timm(arch):
-        body = timm_network(arch.removeprefix('timm:'), channels, **options)
-        return body, body
-    if not named or arch not in BODIES:
-        known = ', '.join([*SMALL, *BODIES])
-        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
-                         f'{arch!r} was given')
-    network = torchvision_network(arch, size)
-    body = BODIES[arch](network)
-    if channels != 3:
-        replace_first_conv(body, channels)
-    return network, body
-
-# %% ../nbs/50_embedding.ipynb #40ab8829
 def import_timm(
     name:str, # the network that is asked for
 ): # the module
@@ -242,6 +211,39 @@ def timm_network(
                       f'({error}); the path of a file will do') from error
 
 # %% ../nbs/50_embedding.ipynb #d3493c32
+def create_network(
+    arch, # a name, a function `channels -> nn.Module`, or a module
+    channels:int=3, # of the pictures
+    size=None, # their side, for transformers
+    **options, # of `timm_network`
+) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
+    """A fresh network, and its part without classifier; a module is taken as it is.
+
+    Raises `ValueError` for an unknown name, `TypeError` for a function that gives no module."""
+    if isinstance(arch, nn.Module):
+        return arch, arch
+    named = isinstance(arch, str)
+    if callable(arch) or named and arch in SMALL:
+        body = SMALL.get(arch, arch)(channels)
+        if not isinstance(body, nn.Module):
+            given = type(body).__name__
+            raise TypeError(
+                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
+        return body, body
+    if is_timm(arch):
+        body = timm_network(arch.removeprefix('timm:'), channels, **options)
+        return body, body
+    if not named or arch not in BODIES:
+        known = ', '.join([*SMALL, *BODIES])
+        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
+                         f'{arch!r} was given')
+    network = torchvision_network(arch, size)
+    body = BODIES[arch](network)
+    if channels != 3:
+        replace_first_conv(body, channels)
+    return network, body
+
+# %% ../nbs/50_embedding.ipynb #1177a577
 WEIGHT_FILES = '.safetensors', '.npz', '.pth', '.pt'
 
 
@@ -275,7 +277,7 @@ def read_weights(
         raise ValueError(f'weights: tensors under names are wanted, {path} holds something else')
     return {name.removeprefix('module.'): x for name, x in found.items()}
 
-
+# %% ../nbs/50_embedding.ipynb #b8c7c4e7
 def some_names(
     names, # of tensors
 ) -> str:
@@ -348,7 +350,7 @@ class SameConv2d(nn.Conv2d):
             padding += [total // 2, total - total // 2]
         return self._conv_forward(nn.functional.pad(x, padding), self.weight, self.bias)
 
-
+# %% ../nbs/50_embedding.ipynb #59d67101
 def fold(
     body:nn.Module, # with each BatchNorm right behind its convolution; changed in place
 ):
@@ -384,7 +386,7 @@ def fill_folded(
             conv.weight.copy_(q.float() * scale[:, None, None, None])
             conv.bias.copy_(bias)
 
-# %% ../nbs/50_embedding.ipynb #59d67101
+# %% ../nbs/50_embedding.ipynb #acf60b5b
 def local_weights(
     arch:str, # a name in `BODIES`
 ) -> Path:
@@ -407,12 +409,13 @@ def local_weights(
                          'give the path of one')
     return found[0]
 
-
+# %% ../nbs/50_embedding.ipynb #f4ba31bd
 def downloaded_weights(
     arch:str, # a name in `BODIES`
 ) -> tuple: # {name: tensor}, and mean, std and size of their pictures
     "torchvision's best. Raises `OSError` where they cannot be downloaded."
-    published = torchvision.models.get_model_weights(arch).DEFAULT
+    from torchvision.models import get_model_weights
+    published = get_model_weights(arch).DEFAULT
     try:
         tensors = published.get_state_dict(progress=True, check_hash=True)
     except OSError as error:
@@ -570,7 +573,7 @@ def _hold_batch_norm(
             else:
                 norm.register_parameter(name, nn.Parameter(values))
 
-
+# %% ../nbs/50_embedding.ipynb #fecc0844
 @patch(as_prop=True)
 def frozen(self:Embedder):
     "Whether the body learns nothing: evaluation mode, no gradients."
@@ -662,7 +665,7 @@ def plan_body(
         size=size if size is None or isinstance(size, int) else list(size),
     )
 
-
+# %% ../nbs/50_embedding.ipynb #ea89ad3d
 def build_body(
     arch, # as in `create_embedder`
     plan:dict, # from `plan_body`
@@ -682,7 +685,7 @@ def build_body(
         body = NormalizedBody(part, plan['mean'], plan['std'])
     return network, part, body
 
-
+# %% ../nbs/50_embedding.ipynb #a41898cf
 def fill_body(
     network:nn.Module, # the first two of `build_body`
     part:nn.Module,
@@ -701,6 +704,7 @@ def fill_body(
         beginnings = [beginnings] if isinstance(beginnings, str) else beginnings
         classifier = tuple(f'{name}.' for name in beginnings)
     if isinstance(part, ClassToken):
+        from torchvision.models.vision_transformer import interpolate_embeddings
         patch_side = part.conv_proj.kernel_size[0]
         side = _sides(plan['size'])[0]
         tensors = interpolate_embeddings(side, patch_side, dict(tensors))
@@ -766,17 +770,8 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith('I;16'):
-        grey = (np.asarray(picture) / 257).round().astype(np.uint8)
-        picture = Image.fromarray(grey)
-    if picture.mode == 'P' and 'transparency' in picture.info:
-        picture = picture.convert('RGBA')
-    picture = picture.convert(mode)
-    if size is not None:
-        picture = _fitted(picture, _sides(size), fit)
-    pixels = torch.from_numpy(np.array(picture))
-    return (pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)).contiguous() / 255
+    with _reading('images', 'a picture is wanted', 'what was given cannot be read'):
+        return _pixels(picture, _sides(size), mode, fit) / 255
 
 
 def in_unit_range(
@@ -836,41 +831,45 @@ class Pictures:
             return shape[0] not in self.allowed and shape[-1] not in (1, 3, 4)
         return len(shape) == 4 or len(shape) == 2 and self.size is None
 
-    def read(self, i):
-        "One picture. Raises `TypeError` or `ValueError` for what is none."
-        item = self.items[i]
-        if isinstance(item, tuple):
-            item = item[0]                                  # of a data set: picture and label
-        mode, size, fit = self.as_file
-        if isinstance(item, (str, os.PathLike)):
-            return read_image(Path(item).expanduser(), size, mode, fit)
-        if isinstance(item, Image.Image):
-            return from_pil(item, mode, size, fit)
-        if isinstance(item, np.ndarray):
-            item = torch.from_numpy(np.ascontiguousarray(item))
-        if not isinstance(item, Tensor):
-            raise TypeError('images: files, PIL images, arrays or tensors are wanted, a '
-                            f'{type(item).__name__} was given')
-        x = item.detach().cpu().as_subclass(Tensor)
-        if size is None and x.ndim == 1:
-            return x.float()
-        x = in_unit_range(x[None] if x.ndim == 2 else x)
-        if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
-            pixels = (x * 255).round().byte().squeeze(-1).numpy()
-            return from_pil(Image.fromarray(pixels), mode, size, fit)
-        if x.ndim != 3 or x.shape[0] not in self.allowed:
-            raise ValueError(f'images: pictures of {self.allowed[1]} channels are wanted, shape '
-                             f'{tuple(item.shape)} was given')
-        return x if self.channels is None else x.expand(self.channels, -1, -1)
+# %% ../nbs/50_embedding.ipynb #6c7bb156
+@patch
+def read(self:Pictures, i):
+    "One picture. Raises `TypeError` or `ValueError` for what is none."
+    item = self.items[i]
+    if isinstance(item, tuple):
+        item = item[0]                                  # of a data set: picture and label
+    mode, size, fit = self.as_file
+    if isinstance(item, (str, os.PathLike)):
+        return read_image(Path(item).expanduser(), size, mode, fit)
+    if isinstance(item, Image.Image):
+        return from_pil(item, mode, size, fit)
+    if isinstance(item, np.ndarray):
+        item = torch.from_numpy(np.ascontiguousarray(item))
+    if not isinstance(item, Tensor):
+        raise TypeError('images: files, PIL images, arrays or tensors are wanted, a '
+                        f'{type(item).__name__} was given')
+    x = item.detach().cpu().as_subclass(Tensor)
+    if size is None and x.ndim == 1:
+        return x.float()
+    x = in_unit_range(x[None] if x.ndim == 2 else x)
+    if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
+        pixels = (x * 255).round().byte().squeeze(-1).numpy()
+        return from_pil(Image.fromarray(pixels), mode, size, fit)
+    if x.ndim != 3 or x.shape[0] not in self.allowed:
+        raise ValueError(f'images: pictures of {self.allowed[1]} channels are wanted, shape '
+                         f'{tuple(item.shape)} was given')
+    return x if self.channels is None else x.expand(self.channels, -1, -1)
 
-    def batch(self, lo, hi):
-        "Pictures from `lo` to before `hi`. Raises `ValueError` if they differ in size."
-        found = [self.read(i) for i in range(lo, min(hi, len(self)))]
-        shapes = sorted({tuple(x.shape) for x in found})
-        if len(shapes) > 1:
-            raise ValueError(f'images: pictures of one size are wanted, {shapes[0]} and '
-                             f'{shapes[1]} were given; files and PIL images are resized')
-        return torch.stack(found)
+
+@patch
+def batch(self:Pictures, lo, hi):
+    "Pictures from `lo` to before `hi`. Raises `ValueError` if they differ in size."
+    found = [self.read(i) for i in range(lo, min(hi, len(self)))]
+    shapes = sorted({tuple(x.shape) for x in found})
+    if len(shapes) > 1:
+        raise ValueError(f'images: pictures of one size are wanted, {shapes[0]} and '
+                         f'{shapes[1]} were given; files and PIL images are resized')
+    return torch.stack(found)
 
 # %% ../nbs/50_embedding.ipynb #ec81de5a
 def _rows_of(

@@ -19,9 +19,13 @@ def settings():
     parser.read(root/'settings.ini', encoding='utf-8')
     return parser['DEFAULT']
 
-@pytest.mark.parametrize('module', ['dml_nb.core', 'dml_nb.weighting', 'dml_nb.losses'])
-def test_needs_torch_alone(module):
-    code = f'import sys, {module}; print(*sorted(set({heavy}) & set(sys.modules)))'
+@pytest.mark.parametrize('module, unwanted', [
+    ('dml_nb.core', heavy),
+    ('dml_nb.weighting', heavy),
+    ('dml_nb.losses', heavy),
+    ('dml_nb.embedding', ('fastai', 'torchvision'))])
+def test_imports_are_light(module, unwanted):
+    code = f'import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))'
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [], f'importing {module} also loads {run.stdout}'

@@ -97,24 +97,13 @@ def as_embeddings(
     return check_embeddings(output, 'the embeddings')
 
 # %% ../nbs/52_callbacks.ipynb #04261e25
-def mean_numbers(
-    looks:list, # of dictionaries of tensors, of equal keys
-) -> dict: # floats, or lists of floats; NaN is left out of a mean; None: all were NaN
-    "Means over the looks of an epoch, on the host."
-    means = {}
-    for name in looks[0]:
-        values = torch.stack([torch.as_tensor(look[name], dtype=torch.double) for look in looks])
-        mean = values.nanmean(0).tolist()
-        means[name] = None if mean != mean else mean
-    return means
-
-
 class Watcher(Callback):
     """Looks at one training batch in `every`; a subclass says `look(z, labels)`, which `columns`
     the recorder shows, and how to `draw(axes)`."""
     order = GradientAccumulation.order - 1  # adds to the loss before others scale it
     columns = ()                            # names of numbers in the history
     panels = 2                              # of the figure
+    loss = None                             # to watch; None: the Learner's
 
     def __init__(self, layer=None, every:int=8, live:bool=True):
         self.layer = layer
@@ -128,15 +117,11 @@ class Watcher(Callback):
     @property
     def watched_loss(self):
         "Whose random draws a look repeats."
-        return self.learn.loss_func
+        return self.learn.loss_func if self.loss is None else self.loss
 
-    def before_fit(self):
-        self.looks = self.shown = None
-        self.unhook()
-        if self.layer is not None:
-            layer = find_layer(self.model, self.layer)
-            self.layer_hook = layer.register_forward_hook(self.keep_output)
-        self.show_columns()
+    def embeddings(self) -> Tensor: # (B, D), with its graph
+        "Of this batch: what the model gives, or the layer."
+        return as_embeddings(self.learn.pred if self.layer is None else self.layer_output)
 
     def before_train(self):
         self.looks = None if hasattr(self.learn, 'lr_finder') else []
@@ -162,52 +147,29 @@ class Watcher(Callback):
             for generator, state in now:
                 generator.set_state(state)
 
-    def after_train(self):
-        if self.looks:
-            self.history.append(dict(epoch=len(self.history)) | self.conclude(self.looks))
-
-    def after_epoch(self):
-        if self.looks and self.is_live():
-            self.show()
-
-    def after_fit(self):
-        self.unhook()
-        self.learn.metrics = [m for m in self.learn.metrics if m not in self.shown_columns]
-
-    def conclude(self, looks):
-        "The row of an epoch from its looks."
-        return mean_numbers(looks)
-
-# %% ../nbs/52_callbacks.ipynb #d372be51
-@patch
-def keep_output(self:Watcher, module, inputs, output):
-    self.layer_output = output
+# %% ../nbs/52_callbacks.ipynb #aa03eb8b
+def mean_numbers(
+    looks:list, # of dictionaries of tensors, of equal keys
+) -> dict: # floats, or lists of floats; NaN is left out of a mean; None: all were NaN
+    "Means over the looks of an epoch, on the host."
+    means = {}
+    for name in looks[0]:
+        values = torch.stack([torch.as_tensor(look[name], dtype=torch.double) for look in looks])
+        mean = values.nanmean(0).tolist()
+        means[name] = None if mean != mean else mean
+    return means
 
 
 @patch
-def unhook(self:Watcher):
-    if self.layer_hook is not None:
-        self.layer_hook.remove()
-    self.layer_hook = self.layer_output = None
+def after_train(self:Watcher):
+    if self.looks:
+        self.history.append(dict(epoch=len(self.history)) | self.conclude(self.looks))
 
 
 @patch
-def embeddings(self:Watcher) -> Tensor: # (B, D), with its graph
-    "Of this batch: what the model gives, or the layer."
-    return as_embeddings(self.learn.pred if self.layer is None else self.layer_output)
-
-
-@patch
-def show_columns(self:Watcher):
-    "Columns of the recorder, while this callback is in the Learner."
-    self.learn.metrics = [m for m in self.learn.metrics if m not in self.shown_columns]
-
-    def value(name):
-        found = self.history[-1][name] if self.history else None
-        return float('nan') if found is None else found
-
-    self.shown_columns = [ValueMetric(partial(value, name), name) for name in self.columns]
-    self.learn.metrics = [*self.learn.metrics, *self.shown_columns]
+def conclude(self:Watcher, looks):
+    "The row of an epoch from its looks."
+    return mean_numbers(looks)
 
 
 @patch
@@ -215,7 +177,60 @@ def series(self:Watcher, name:str) -> np.ndarray: # (epochs,), or (epochs, bins)
     "One number of the history, epoch by epoch."
     return np.array([row[name] for row in self.history], dtype=float)
 
+# %% ../nbs/52_callbacks.ipynb #39c2ab8d
+@patch
+def state_dict(self:Watcher) -> dict:
+    "The history of all finished epochs: dictionaries, lists, numbers and strings."
+    return dict(history=copy.deepcopy(self.history))
 
+
+@patch
+def load_state_dict(self:Watcher,
+    state:dict, # of `state_dict()`
+):
+    "Go on from there. Raises ValueError for what is no such state."
+    if not isinstance(state, Mapping) or not isinstance(state.get('history'), list):
+        raise ValueError(f'state: what state_dict() gave is wanted, {state!r:.60} was given')
+    self.history = copy.deepcopy(state['history'])
+
+# %% ../nbs/52_callbacks.ipynb #52bebbf8
+@patch
+def before_fit(self:Watcher):
+    "Hook the layer, and add the columns to the recorder."
+    self.looks = self.shown = None
+    self.leave()
+    if self.layer is not None:
+        layer = find_layer(self.model, self.layer)
+        self.layer_hook = layer.register_forward_hook(self.keep_output)
+    self.shown_columns = [ValueMetric(partial(self.latest, name), name) for name in self.columns]
+    self.learn.metrics = [*self.learn.metrics, *self.shown_columns]
+
+
+@patch
+def after_fit(self:Watcher):
+    self.leave()
+
+
+@patch
+def leave(self:Watcher):
+    "Take the hook and the columns out of the Learner."
+    if self.layer_hook is not None:
+        self.layer_hook.remove()
+    self.layer_hook = self.layer_output = None
+    self.learn.metrics = [m for m in self.learn.metrics if m not in self.shown_columns]
+
+
+@patch
+def keep_output(self:Watcher, module, inputs, output):
+    self.layer_output = output
+
+
+@patch
+def latest(self:Watcher, name:str) -> float: # NaN while there is none
+    found = self.history[-1][name] if self.history else None
+    return float('nan') if found is None else found
+
+# %% ../nbs/52_callbacks.ipynb #b22c0673
 @patch
 def plot(self:Watcher) -> Figure:
     "What was watched so far. Raises ValueError before the first epoch."
@@ -229,6 +244,20 @@ def plot(self:Watcher) -> Figure:
             if ax.get_xlabel() == 'epoch':
                 ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
+
+
+def over_epochs(ax, ylabel, ylim=(0, None)):
+    "Name the axes of curves that run over the epochs, and the curves where there are several."
+    ax.set(xlabel='epoch', ylabel=ylabel, ylim=ylim)
+    if len(ax.lines) > 1:
+        ax.legend()
+
+# %% ../nbs/52_callbacks.ipynb #66100106
+@patch
+def after_epoch(self:Watcher):
+    "Show the figure where it may be live."
+    if self.looks and self.is_live():
+        self.show()
 
 
 @patch
@@ -252,22 +281,6 @@ def show(self:Watcher):
         self.shown = display(picture, display_id=True)
     else:
         self.shown.update(picture)
-
-
-@patch
-def state_dict(self:Watcher) -> dict:
-    "The history of all finished epochs: dictionaries, lists, numbers and strings."
-    return dict(history=copy.deepcopy(self.history))
-
-
-@patch
-def load_state_dict(self:Watcher,
-    state:dict, # of `state_dict()`
-):
-    "Go on from there. Raises ValueError for what is no such state."
-    if not isinstance(state, Mapping) or not isinstance(state.get('history'), list):
-        raise ValueError(f'state: what state_dict() gave is wanted, {state!r:.60} was given')
-    self.history = copy.deepcopy(state['history'])
 
 # %% ../nbs/52_callbacks.ipynb #ddbf0aa1
 def set_checked(
@@ -295,30 +308,12 @@ def as_schedules(
                             f'such functions by name of setting are wanted, {function!r} was given')
     return by_name
 
-# %% ../nbs/52_callbacks.ipynb #97c05bd7
-def find_term(
-    loss, # the Learner's
-    kinds, # class or classes
-) -> tuple: # the first loss of that kind, None if there is none; (sum, index) where a sum weighs it
-    "A loss within a loss."
-    if not isinstance(loss, nn.Module):
-        return None, None
-    if isinstance(loss, kinds):
-        return loss, None
-    for module in loss.modules():
-        if type(module) is Sum:
-            for i, part in enumerate(module.losses):
-                if isinstance(part, kinds):
-                    return part, (module, i)
-    return next((m for m in loss.modules() if isinstance(m, kinds)), None), None
-
-# %% ../nbs/52_callbacks.ipynb #c5ab3370
+# %% ../nbs/52_callbacks.ipynb #938146e1
 class LossCallback(Watcher):
     """Adds weight · loss(embeddings, labels) to what a Learner minimises.
 
     Raises `TypeError` for what is no loss, for a schedule that is no function, and beside `MixUp`,
     whose labels are blends; `ValueError` for settings that the loss refuses."""
-    kinds = None                            # of a paper's loss, which may be the Learner's own
 
     def __init__(self,
         loss, # called with (embeddings, labels), as any of `dml_nb.losses`
@@ -349,55 +344,11 @@ class LossCallback(Watcher):
     def columns(self):
         return camel2snake(getattr(self.loss, '__name__', type(self.loss).__name__)),
 
-    @property
-    def watched_loss(self):
-        return self.learn.loss_func if self.loss is None else self.loss
-
     def check_loss(self, loss):
         "Raises TypeError for a class or what cannot be called."
         if isinstance(loss, type) or not callable(loss):
             raise TypeError(f'loss: a loss, as Triplet(), is wanted, {loss!r:.60} was given')
         return loss
-
-    def before_fit(self):
-        if any(isinstance(cb, MixHandler) for cb in self.learn.cbs):
-            raise TypeError('cbs: callbacks that leave labels whole are wanted beside a '
-                            f'{type(self).__name__}, MixUp or CutMix was given')
-        self.settle()
-        for name in self.schedules:
-            if name != 'weight' and not hasattr(self.term, name):
-                raise ValueError(f'schedule: weight or settings of {self.term!r} are wanted, '
-                                 f'{name} was given')
-        if isinstance(self.loss, nn.Module):
-            self.loss.to(next(self.model.parameters()).device)
-        super().before_fit()
-
-    def before_train(self):
-        super().before_train()
-        trained = {id(p) for group in self.opt.param_lists for p in group}
-        if isinstance(self.loss, nn.Module):
-            if any(p.requires_grad and id(p) not in trained for p in self.loss.parameters()):
-                raise ValueError('loss: parameters that the optimizer knows are wanted, others '
-                                 'were given; add params(loss) to a group of the splitter')
-
-    def settle(self):
-        "Which loss is added, and which is watched."
-        self.term = self.loss
-
-    def before_batch(self):
-        if self.training:
-            self.follow(self.pct_train)
-
-    def follow(self, share):
-        "Set everything that is scheduled."
-        for name, schedule in self.schedules.items():
-            if name != 'weight':
-                set_checked(self.term, name, schedule(share))
-            elif self.place is None:
-                self.factor = self.weight * check_number('weight', schedule(share))
-            else:
-                whole, index = self.place
-                whole.factors[index] = self.own_weight * check_number('weight', schedule(share))
 
     def added(self,
         z:Tensor, # (B, D) embeddings
@@ -417,15 +368,66 @@ class LossCallback(Watcher):
                 self.learn.loss = self.learn.loss_grad.clone()
         super().after_loss()
 
-    def after_train(self):
-        self.follow((self.epoch + 1) / self.n_epoch)
-        super().after_train()
+    def look(self, z, labels):
+        value = self.loss(z, labels) if self.factor == 0 else self.value.detach()
+        return {self.columns[0]: value.mean()}
 
-# %% ../nbs/52_callbacks.ipynb #136a0d6f
+# %% ../nbs/52_callbacks.ipynb #ff4db7db
 @patch
-def look(self:LossCallback, z, labels):
-    value = self.loss(z, labels) if self.factor == 0 else self.value.detach()
-    return {self.columns[0]: value.mean()}
+def settle(self:LossCallback):
+    "Which loss is added, and which is watched."
+    self.term = self.loss
+
+
+@patch
+def before_fit(self:LossCallback):
+    if any(isinstance(cb, MixHandler) for cb in self.learn.cbs):
+        raise TypeError('cbs: callbacks that leave labels whole are wanted beside a '
+                        f'{type(self).__name__}, MixUp or CutMix was given')
+    self.settle()
+    for name in self.schedules:
+        if name != 'weight' and not hasattr(self.term, name):
+            raise ValueError(f'schedule: weight or settings of {self.term!r} are wanted, '
+                             f'{name} was given')
+    if isinstance(self.loss, nn.Module):
+        self.loss.to(next(self.model.parameters()).device)
+    super(LossCallback, self).before_fit()
+
+
+@patch
+def before_train(self:LossCallback):
+    super(LossCallback, self).before_train()
+    trained = {id(p) for group in self.opt.param_lists for p in group}
+    if isinstance(self.loss, nn.Module):
+        if any(p.requires_grad and id(p) not in trained for p in self.loss.parameters()):
+            raise ValueError('loss: parameters that the optimizer knows are wanted, others '
+                             'were given; add params(loss) to a group of the splitter')
+
+# %% ../nbs/52_callbacks.ipynb #80acdd74
+@patch
+def before_batch(self:LossCallback):
+    "Only training follows a schedule."
+    if self.training:
+        self.follow(self.pct_train)
+
+
+@patch
+def after_train(self:LossCallback):
+    self.follow((self.epoch + 1) / self.n_epoch)
+    super(LossCallback, self).after_train()
+
+
+@patch
+def follow(self:LossCallback, share):
+    "Set everything that is scheduled."
+    for name, schedule in self.schedules.items():
+        if name != 'weight':
+            set_checked(self.term, name, schedule(share))
+        elif self.place is None:
+            self.factor = self.weight * check_number('weight', schedule(share))
+        else:
+            whole, index = self.place
+            whole.factors[index] = self.own_weight * check_number('weight', schedule(share))
 
 
 @patch
@@ -438,14 +440,15 @@ def conclude(self:LossCallback, looks):
         row['weight'] = float(self.factor)
     return row | {name: getattr(self.term, name) for name in self.schedules if name != 'weight'}
 
-
+# %% ../nbs/52_callbacks.ipynb #d5c9133f
 @patch
 def draw(self:LossCallback, axes):
+    "The value of the loss, and its weight."
     name, = self.columns
     axes[0].plot(self.series(name), 'o-')
-    axes[0].set(xlabel='epoch', ylabel=f'{name}, unweighted')
+    over_epochs(axes[0], f'{name}, unweighted', ylim=None)
     axes[1].plot(self.series('weight'), 'o-', color=GREEN)
-    axes[1].set(xlabel='epoch', ylabel='weight', ylim=(0, None))
+    over_epochs(axes[1], 'weight')
 
 # %% ../nbs/52_callbacks.ipynb #4267a0ee
 BINS = 40                                                       # of similarities, from -1 to 1
@@ -510,18 +513,6 @@ class PairStatistics(Watcher):
         self.loss = loss
         self.collapse = check_number('collapse', collapse, 0, 1)
 
-    @property
-    def watched_loss(self):
-        return self.learn.loss_func if self.loss is None else self.loss
-
-    @property
-    def alarm(self):
-        return next((row['epoch'] for row in self.history if row['collapsed']), None)
-
-    def before_fit(self):
-        super().before_fit()
-        self.warned = False
-
     def look(self, z, labels):
         S = similarities(z)
         positive, negative = sides(labels)
@@ -544,29 +535,48 @@ class PairStatistics(Watcher):
             norms = [p.grad.norm() for p in self.model.parameters() if p.grad is not None]
             self.looks[-1]['grad_norm'] = torch.stack(norms).norm()
 
-    def conclude(self, looks):
-        nan = torch.tensor(float('nan'))                        # a step may have been skipped
-        row = mean_numbers([dict(grad_norm=nan) | look for look in looks])
-        last = unit(self.last_embeddings).double().nan_to_num()
-        lengths = torch.linalg.svdvals(last).square().cpu()
-        row['spectrum'] = (lengths / lengths.sum())[:32].tolist()
-        row['collapsed'] = row['spread'] is not None and row['spread'] < self.collapse
-        if row['collapsed'] and not self.warned:
-            self.warned = True
-            warnings.warn(
-                f'the embeddings collapsed in epoch {len(self.history)}: their spread about their '
-                f'mean is {row["spread"]:.2g}, below {self.collapse:g}; a smaller learning rate, '
-                'easier pairs or another loss may help')
-        return row
+# %% ../nbs/52_callbacks.ipynb #78c335dc
+@patch
+def before_fit(self:PairStatistics):
+    "Each training may warn once."
+    super(PairStatistics, self).before_fit()
+    self.warned = False
 
-# %% ../nbs/52_callbacks.ipynb #4d2e60a5
-def similarity_hills(ax, first, last, names, ylabel):
+
+@patch
+def conclude(self:PairStatistics, looks):
+    nan = torch.tensor(float('nan'))                            # a step may have been skipped
+    row = mean_numbers([dict(grad_norm=nan) | look for look in looks])
+    last = unit(self.last_embeddings).double().nan_to_num()
+    lengths = torch.linalg.svdvals(last).square().cpu()
+    row['spectrum'] = (lengths / lengths.sum())[:32].tolist()
+    row['collapsed'] = row['spread'] is not None and row['spread'] < self.collapse
+    if row['collapsed'] and not self.warned:
+        self.warned = True
+        warnings.warn(
+            f'the embeddings collapsed in epoch {len(self.history)}: their spread about their '
+            f'mean is {row["spread"]:.2g}, below {self.collapse:g}; a smaller learning rate, '
+            'easier pairs or another loss may help')
+    return row
+
+
+@patch(as_prop=True)
+def alarm(self:PairStatistics):
+    return next((row['epoch'] for row in self.history if row['collapsed']), None)
+
+# %% ../nbs/52_callbacks.ipynb #bb3166a9
+def similarity_hills(
+    ax,
+    hills, # (epochs, BINS) of positives and of negatives
+    names, # of the two
+    ylabel:str,
+):
     "Two histograms over similarity, filled as they are now and dotted as they were at first."
     middles = np.linspace(-1, 1, BINS + 1)[:-1] + 1 / BINS
-    for now, before, name, color in zip(last, first, names, (POSITIVE, NEGATIVE)):
-        ax.fill_between(middles, now, color=color, alpha=.45, lw=0, step='mid', label=name)
-        ax.plot(middles, before, color=color, ls=':', lw=1.2, drawstyle='steps-mid')
-    filled = np.any([*first, *last], 0).nonzero()[0]
+    for hill, name, color in zip(hills, names, (POSITIVE, NEGATIVE)):
+        ax.fill_between(middles, hill[-1], color=color, alpha=.45, lw=0, step='mid', label=name)
+        ax.plot(middles, hill[0], color=color, ls=':', lw=1.2, drawstyle='steps-mid')
+    filled = np.any([hill[i] for hill in hills for i in (0, -1)], 0).nonzero()[0]
     ax.set(xlabel='similarity (dotted: first epoch)', ylabel=ylabel)
     ax.set(xlim=(middles[filled[0]] - .05, 1) if len(filled) else (-1, 1), ylim=(0, None))
     ax.legend()
@@ -576,26 +586,40 @@ def similarity_hills(ax, first, last, names, ylabel):
 def draw(self:PairStatistics, axes):
     hills = [self.series(f'{side}_pairs') for side in ('pos', 'neg')]
     shares = [counts / counts.sum(1, keepdims=True).clip(1e-12) for counts in hills]
-    names = 'positives', 'negatives'
-    similarity_hills(axes[0], [h[0] for h in shares], [h[-1] for h in shares], names,
-                     'share of pairs')
+    similarity_hills(axes[0], shares, ('positives', 'negatives'), 'share of pairs')
     if 'active_neg' in self.history[-1]:
         axes[1].plot(self.series('active_pos'), 'o-', color=POSITIVE, label='positives')
         axes[1].plot(self.series('active_neg'), 's--', color=NEGATIVE, label='negatives')
-        axes[1].legend()
-        axes[1].set(ylabel='share of active pairs', ylim=(0, 1))
+        over_epochs(axes[1], 'share of active pairs', ylim=(0, 1))
     else:
         axes[1].plot(self.series('grad_norm'), 'o-')
-        axes[1].set(ylabel='norm of the gradient', ylim=(0, None))
-    axes[1].set(xlabel='epoch')
+        over_epochs(axes[1], 'norm of the gradient')
     axes[2].plot(self.series('rank'), 'o-', color=GREEN)
-    axes[2].set(xlabel='epoch', ylabel='rank: directions in use', ylim=(0, None))
+    over_epochs(axes[2], 'rank: directions in use')
 
-# %% ../nbs/52_callbacks.ipynb #bb3166a9
+# %% ../nbs/52_callbacks.ipynb #97c05bd7
+def find_term(
+    loss, # the Learner's
+    kinds, # class or classes
+) -> tuple: # the first loss of that kind, None if there is none; (sum, index) where a sum weighs it
+    "A loss within a loss."
+    if not isinstance(loss, nn.Module):
+        return None, None
+    if isinstance(loss, kinds):
+        return loss, None
+    for module in loss.modules():
+        if type(module) is Sum:
+            for i, part in enumerate(module.losses):
+                if isinstance(part, kinds):
+                    return part, (module, i)
+    return next((m for m in loss.modules() if isinstance(m, kinds)), None), None
+
+# %% ../nbs/52_callbacks.ipynb #c5ab3370
 class PaperCallback(LossCallback):
-    """Watches the Learner's own loss of one paper, or adds one; a subclass says `kinds`, the
-    `default_loss()`, and what to `measure(z, labels, S, value, W)`."""
+    """Watches the Learner's own loss of one paper, or adds one; a subclass says `kinds`, the first
+    of which is the default, and what to `measure(z, labels, S, value, W)`."""
     columns = ()
+    kinds = ()                              # classes of the paper's losses
 
     def __init__(self,
         loss=None, # to add; None: the Learner's own of this paper, else the paper's default
@@ -610,11 +634,13 @@ class PaperCallback(LossCallback):
 
     def check_loss(self, loss):
         if loss is not None and find_term(loss, self.kinds)[0] is None:
-            kinds = self.kinds if isinstance(self.kinds, tuple) else (self.kinds,)
-            names = ' or '.join(kind.__name__ for kind in kinds)
+            names = ' or '.join(kind.__name__ for kind in self.kinds)
             raise TypeError(f'loss: a {names} is wanted, or a sum with one, '
                             f'{loss!r:.60} was given')
         return loss
+
+    def default_loss(self):
+        return self.kinds[0]()
 
     def settle(self):
         term, place = find_term(self.learn.loss_func, self.kinds)
@@ -639,8 +665,7 @@ class MultiSimilarityCallback(PaperCallback):
     """Trains or watches `MultiSimilarity` (Wang et al., 2019): the shares of pairs that mining
     keeps, and their weights by similarity. Raises as `LossCallback`."""
     columns = 'kept_pos', 'kept_neg'
-    kinds = MultiSimilarity
-    default_loss = MultiSimilarity
+    kinds = MultiSimilarity,
 
     def measure(self, z, labels, S, value, W):
         positive, negative = sides(labels)
@@ -658,11 +683,9 @@ class MultiSimilarityCallback(PaperCallback):
     def draw(self, axes):
         axes[0].plot(self.series('kept_pos'), 'o-', color=POSITIVE, label='positives')
         axes[0].plot(self.series('kept_neg'), 's--', color=NEGATIVE, label='negatives')
-        axes[0].set(xlabel='epoch', ylabel='share of pairs kept', ylim=(0, None))
-        axes[0].legend()
+        over_epochs(axes[0], 'share of pairs kept')
         hills = [self.series(f'{side}_weight') for side in ('pos', 'neg')]
-        similarity_hills(axes[1], [h[0] for h in hills], [h[-1] for h in hills],
-                         ('on positives', 'on negatives'), 'Σ|W|, by similarity')
+        similarity_hills(axes[1], hills, ('on positives', 'on negatives'), 'Σ|W|, by similarity')
 
 # %% ../nbs/52_callbacks.ipynb #e73b1a5e
 class DROCallback(PaperCallback):
@@ -694,12 +717,10 @@ class DROCallback(PaperCallback):
         axes[0].plot(self.series('chosen_pos'), 'o-', color=POSITIVE, label='positives')
         axes[0].plot(self.series('chosen_neg'), 's--', color=NEGATIVE, label='negatives')
         axes[0].plot(self.series('effective_pairs'), '-.', color=INK, label='effective number')
-        axes[0].set(xlabel='epoch', ylabel='pairs selected', ylim=(0, None))
-        axes[0].legend()
+        over_epochs(axes[0], 'pairs selected')
         axes[1].plot(self.series('batch_imbalance'), '--', color=INK, label='of the batch')
         axes[1].plot(self.series('imbalance'), 'o-', color=GREEN, label='by weight')
-        axes[1].set(xlabel='epoch', ylabel='negatives per positive', ylim=(0, None))
-        axes[1].legend()
+        over_epochs(axes[1], 'negatives per positive')
 
 # %% ../nbs/52_callbacks.ipynb #e6248b16
 def costs_of_rows(
@@ -725,7 +746,7 @@ class DiscrepancyCallback(PaperCallback):
     """Trains or watches λ L^φ (Roy et al., 2022), beside any loss: the cost of each class, the
     marginal error of transport, and λ. Raises as `LossCallback`."""
     columns = 'discrepancy', 'marginal_error'
-    kinds = ClassDiscrepancy
+    kinds = ClassDiscrepancy,
 
     def __init__(self,
         loss=None, # `ClassDiscrepancy(divergence)` or a `DCDL(...)` to add; None: as it is found
@@ -747,14 +768,13 @@ class DiscrepancyCallback(PaperCallback):
             marginal_error=float('nan') if error is None else error)
 
     def conclude(self, looks):
-        totals, times = {}, {}
+        found = {}
         for look in looks:
             labels = look.pop('labels').cpu().numpy()
             costs = look.pop('costs').cpu().numpy()
             for k in np.unique(labels[labels >= 0]).tolist():
-                totals[k] = totals.get(k, 0.) + float(costs[labels == k].sum())
-                times[k] = times.get(k, 0) + 1
-        by_class = {str(k): totals[k] / times[k] for k in sorted(totals)}
+                found.setdefault(k, []).append(float(costs[labels == k].sum()))
+        by_class = {str(k): sum(found[k]) / len(found[k]) for k in sorted(found)}
         return super().conclude(looks) | dict(cost_by_class=by_class)
 
     def draw(self, axes):
@@ -766,9 +786,22 @@ class DiscrepancyCallback(PaperCallback):
         axes[0].set(xlabel='class, the cheapest first', ylabel='cost φ against the rest')
         axes[0].legend()
         axes[1].plot(self.series('discrepancy'), 'o-', color=GREEN)
-        axes[1].set(xlabel='epoch', ylabel='Σ φ, summed over classes', ylim=(0, None))
+        over_epochs(axes[1], 'Σ φ, summed over classes')
         if 'weight' in self.history[-1]:
             axes[1].set_title(f'λ is {self.history[-1]["weight"]:.3g} now')
+
+# %% ../nbs/52_callbacks.ipynb #acc98a2a
+def ratios_of_unlabelled(
+    z:Tensor, # (B, D)
+    labels:Tensor, # (B,) integers, -1 for unlabelled
+) -> dict: # {class: share}; empty where one of both kinds is missing
+    "Which mixture of the classes the unlabelled embeddings look like."
+    free = labels < 0
+    classes, means = class_means(z, labels)
+    if not len(classes) or not free.any():
+        return {}
+    theta = class_ratio(means, unit(z)[free].mean(0), simplex=True)
+    return dict(zip(classes.tolist(), theta.tolist()))
 
 # %% ../nbs/52_callbacks.ipynb #22f68c88
 class AdaptedTripletCallback(PaperCallback):
@@ -776,7 +809,6 @@ class AdaptedTripletCallback(PaperCallback):
     of the selection, and class ratios of unlabelled images. Raises as `LossCallback`."""
     columns = 'bias',
     kinds = AdaptedTriplet, SelectionBias
-    default_loss = AdaptedTriplet
 
     def __init__(self,
         loss=None, # to add; None: the Learner's own of this paper, else `AdaptedTriplet()` is added
@@ -808,43 +840,39 @@ class AdaptedTripletCallback(PaperCallback):
 
     def look(self, z, labels):
         term = self.term if isinstance(self.term, SelectionBias) else self.term.terms[1][1]
-        bias = SelectionBias(term.select)
-        S = similarities(z)
-        free = labels < 0
-        numbers = dict(bias=bias.from_similarity(S, labels)[0], unlabelled=free.double().mean())
-        classes, means = class_means(z, labels)
-        if len(classes) and free.any():
-            theta = class_ratio(means, unit(z)[free].mean(0), simplex=True)
-            numbers['ratios'] = dict(zip(classes.tolist(), theta.tolist()))
-        return numbers
+        bias = SelectionBias(term.select).from_similarity(similarities(z), labels)[0]
+        return dict(bias=bias, unlabelled=(labels < 0).double().mean(),
+                    ratios=ratios_of_unlabelled(z, labels))
 
     def conclude(self, looks):
-        found = [look.pop('ratios', {}) for look in looks]
+        found = [look.pop('ratios') for look in looks]
         classes = sorted({k for ratios in found for k in ratios})
         ratios = {str(k): float(np.mean([r.get(k, 0.) for r in found if r])) for k in classes}
         ends = dict(first_bias=float(looks[0]['bias']), last_bias=float(looks[-1]['bias']))
         return super().conclude(looks) | ends | dict(class_ratios=ratios)
 
-    def draw(self, axes):
-        axes[0].plot(self.series('bias'), 'o-', color=GREEN)
-        axes[0].set(xlabel='epoch', ylabel='bias of the selection', ylim=(0, None))
-        ratios = self.history[-1]['class_ratios']
-        if ratios:
-            axes[1].bar(list(ratios), list(ratios.values()), color=BLUE)
-            axes[1].set(xlabel='class', ylabel='estimated share of unlabelled')
-        elif 'lam' in self.history[-1]:
-            axes[1].plot(self.series('lam'), 's--', color=BLUE)
-            axes[1].set(xlabel='epoch', ylabel='λ', ylim=(0, None))
-        else:
-            axes[1].axis('off')
+# %% ../nbs/52_callbacks.ipynb #608a4398
+@patch
+def draw(self:AdaptedTripletCallback, axes):
+    "The bias, and shares of unlabelled images or λ where there are any."
+    axes[0].plot(self.series('bias'), 'o-', color=GREEN)
+    over_epochs(axes[0], 'bias of the selection')
+    ratios = self.history[-1]['class_ratios']
+    if ratios:
+        axes[1].bar(list(ratios), list(ratios.values()), color=BLUE)
+        axes[1].set(xlabel='class', ylabel='estimated share of unlabelled')
+    elif 'lam' in self.history[-1]:
+        axes[1].plot(self.series('lam'), 's--', color=BLUE)
+        over_epochs(axes[1], 'λ')
+    else:
+        axes[1].axis('off')
 
 # %% ../nbs/52_callbacks.ipynb #c6bf3670
 class CITCallback(PaperCallback):
     """Trains or watches `CIT` (paper 004): shares of hard and easy triplets, the mean loss of hard
     ones, and concordance. Raises as `LossCallback`."""
     columns = 'hard', 'concordance'
-    kinds = CIT
-    default_loss = CIT
+    kinds = CIT,
 
     def measure(self, z, labels, S, value, W):
         found = concordance(z, labels)
@@ -858,7 +886,6 @@ class CITCallback(PaperCallback):
         axes[0].plot(self.series('hard'), 'o-', color=NEGATIVE, label='hard')
         axes[0].plot(self.series('hard_loss'), 's--', color=INK, label='mean loss of hard ones')
         axes[0].plot(1 - self.series('easy'), '^:', color=POSITIVE, label='not easy')
-        axes[0].set(xlabel='epoch', ylabel='share of triplets; loss', ylim=(0, None))
-        axes[0].legend()
+        over_epochs(axes[0], 'share of triplets; loss')
         axes[1].plot(self.series('value'), 'o-', color=GREEN)
-        axes[1].set(xlabel='epoch', ylabel='CIT')
+        over_epochs(axes[1], 'CIT', ylim=None)

@@ -283,7 +283,7 @@ def device_name(
 ) -> str: # 'cpu', or what the GPU is called
     return torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type
 
-
+# %% ../nbs/60_experiment.ipynb #1df74168
 def run(
     recipe:Recipe,
     images:ImageSet=None, # what it names, if it is at hand

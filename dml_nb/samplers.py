@@ -93,21 +93,6 @@ class ClassBatchSampler(Sampler):
         self.epoch, self.position, self.start = 0, 0, 0
         self.means = self.next_means = self.check_means(means)
 
-    def __len__(self):
-        groups = -(-self.counts // self.per_class)
-        return cycle_length(groups, self.classes, self.world) // self.world
-
-    @property
-    def batch_size(self) -> int:
-        "Indices in each batch: P·M labelled ones, then U unlabelled ones."
-        return self.classes * self.per_class + self.unlabelled_per_batch
-
-    @property
-    def repeats(self) -> int:
-        "Labelled images shown again in one cycle of all ranks: T·P·M − N, the fewest possible."
-        places = len(self) * self.world * self.classes * self.per_class
-        return places - int(self.counts.sum())
-
     def check_means(self, means):
         "As a float64 array (C, D); raises ValueError for another shape and for NaN or infinity."
         if means is None: return None
@@ -118,6 +103,24 @@ class ClassBatchSampler(Sampler):
         if not np.isfinite(means).all():
             raise ValueError('means: finite numbers are wanted, NaN or infinity was given')
         return means
+
+# %% ../nbs/31_samplers.ipynb #ac72e860
+@patch
+def __len__(self:ClassBatchSampler) -> int:
+    "Batches of this rank in one cycle."
+    groups = -(-self.counts // self.per_class)
+    return cycle_length(groups, self.classes, self.world) // self.world
+
+@patch(as_prop=True)
+def batch_size(self:ClassBatchSampler) -> int:
+    "Indices in each batch: P·M labelled ones, then U unlabelled ones."
+    return self.classes * self.per_class + self.unlabelled_per_batch
+
+@patch(as_prop=True)
+def repeats(self:ClassBatchSampler) -> int:
+    "Labelled images shown again in one cycle of all ranks: T·P·M − N, the fewest possible."
+    places = len(self) * self.world * self.classes * self.per_class
+    return places - int(self.counts.sum())
 
 # %% ../nbs/31_samplers.ipynb #1c8373bd
 @patch
@@ -197,6 +200,7 @@ def set_epoch(
     self.position, self.start = 0, 0
     self.means = self.next_means
 
+# %% ../nbs/31_samplers.ipynb #a7e05d88
 @patch
 def set_means(
     self:ClassBatchSampler,

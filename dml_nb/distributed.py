@@ -26,6 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+if dist.is_available():
+    # before there is a group, which its functions would keep, with its threads, for ever
+    import torch.distributed.nn
+
 from .core import (
     Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors,
     integer_tensor, plain, product, spans)

@@ -31,6 +31,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+if distributed.is_available():
+    # Its functions take the default group for a default argument, as it is when they are defined.
+    # Defined later, by DistributedDataParallel, they would keep the group and its threads for ever.
+    import torch.distributed.nn
+
 from .core import as_labels, check_embeddings, check_number, unit
 from .embedding import evaluating
 from .weighting import as_peers_call, check_choice, check_flag, check_object, demanding_term

@@ -28,8 +28,10 @@ from sklearn.metrics import (
     adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score)
 from torch import Tensor
 
-from .core import as_labels, check_embeddings, check_number, unit
+from .core import check_embeddings, check_number, unit
 from .losses import nearest_class_mean as nearest_mean_of_references
+from .retrieval import as_ids, distinct
+from .weighting import check_choice
 
 # %% ../nbs/41_clustering.ipynb #d47466ee
 def _rows(
@@ -52,29 +54,15 @@ def _rows(
         raise ValueError(f'{name}: {columns} columns are wanted, {z.shape[1]} were given')
     return (z.cpu() if z.device.type == 'mps' else z).double()
 
-
+# %% ../nbs/41_clustering.ipynb #4ff9a9f9
 def _classes(
     labels, # (n,) integers, −1: unlabelled; or strings
     n:int, # the rows they belong to
     name:str='labels', # how the caller calls them
 ) -> tuple: # (K,) array of classes in order; (n,) int64 codes, −1: unlabelled
     "Raises TypeError for other than integers or strings, ValueError for a wrong length."
-    if not isinstance(labels, Tensor):
-        is_list = isinstance(labels, (list, tuple))
-        a = np.asarray(labels, dtype=object if is_list else None)
-        is_text = [isinstance(v, str) for v in a.flat] if a.dtype.kind in 'OUT' else []
-        if any(is_text):
-            if not all(is_text):
-                raise TypeError(f'{name}: all integers or all strings are wanted, '
-                                f'a mixture was given')
-            if a.shape != (n,):
-                raise ValueError(f'{name}: one label for each of the {n} rows is wanted, '
-                                 f'shape {a.shape} was given')
-            classes, codes = np.unique(a.astype(str), return_inverse=True)
-            return classes, codes.astype(np.int64)
-    ids = as_labels(labels, n, torch.device('cpu'), name=name).numpy()
-    classes = np.unique(ids[ids >= 0])
-    return classes, np.where(ids < 0, -1, np.searchsorted(classes, ids))
+    classes, codes = distinct(as_ids(labels, n, name))
+    return np.array(classes), codes.numpy()
 
 
 def _labelled(
@@ -96,12 +84,10 @@ def _points(
     distance:str, # 'cosine' or 'euclidean'
 ) -> Tensor: # (n, D) float64
     "Unit rows, or rows moved and scaled so that single precision suffices for their distances."
-    if distance == 'cosine':
+    if check_choice('distance', distance, 'cosine', 'euclidean') == 'cosine':
         return unit(x)
-    if distance == 'euclidean':
-        x = x - x.mean(0)
-        return x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)
-    raise ValueError(f"distance: 'cosine' or 'euclidean' is wanted, {distance!r} was given")
+    x = x - x.mean(0)
+    return x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)
 
 # %% ../nbs/41_clustering.ipynb #5d7936df
 def cluster(
@@ -128,7 +114,7 @@ def cluster(
     kmeans.train(x)
     return torch.from_numpy(kmeans.index.search(x, 1)[1][:, 0])     # of the nearest centre
 
-
+# %% ../nbs/41_clustering.ipynb #593fe5b7
 def representatives(
     z, # (n, D) embeddings, tensor or array
     assigned, # (n,) clusters as from `cluster`, or any labels; −1 is left out

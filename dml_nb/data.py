@@ -35,16 +35,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from .core import as_labels, check_number
+from .weighting import check_choice
 
 # %% ../nbs/30_data.ipynb #1a97356a
-def _choice(name, value, choices):
-    "`value`, or ValueError if it is none of the choices"
-    if value not in choices:
-        given = f'{name}: one of {", ".join(map(repr, choices))} is wanted, {value!r} was given'
-        raise ValueError(given)
-    return value
-
-
 def _sides(size) -> tuple | None: # (height, width)
     "What `size=` says: None, one side of a square, or height and width"
     if size is None: return None
@@ -135,8 +128,8 @@ def read_image(
 
     Raises ValueError with the file's name if it cannot be read, FileNotFoundError if it is not
     there."""
-    _choice('mode', mode, ('RGB', 'L'))
-    _choice('fit', fit, ('cut', 'squash', 'pad'))
+    check_choice('mode', mode, 'RGB', 'L')
+    check_choice('fit', fit, 'cut', 'squash', 'pad')
     return _decode(path, _sides(size), mode, fit) / 255
 
 # %% ../nbs/30_data.ipynb #3f5b6964
@@ -238,20 +231,6 @@ def _plain_names(path) -> set: # of str; names of folders end in /
     return set(names)
 
 # %% ../nbs/30_data.ipynb #97b44fe8
-class _Member:
-    "One file of an archive, with as much of `Path` as is needed to read it"
-
-    def __init__(self, archive, name):
-        self.archive = archive
-        self.name = name
-
-    def read_bytes(self):
-        return self.archive.read(self.name)
-
-    def __str__(self):
-        return f'{self.archive.path}/{self.name}'
-
-
 class _Archive:
     "The files of a zip. Raises ValueError for one that is broken or reaches outside itself."
 
@@ -288,6 +267,20 @@ class _Archive:
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k != 'opened'} | {'process': None}
+
+# %% ../nbs/30_data.ipynb #f8fa0727
+class _Member:
+    "One file of an archive, with as much of `Path` as is needed to read it"
+
+    def __init__(self, archive, name):
+        self.archive = archive
+        self.name = name
+
+    def read_bytes(self):
+        return self.archive.read(self.name)
+
+    def __str__(self):
+        return f'{self.archive.path}/{self.name}'
 
 # %% ../nbs/30_data.ipynb #ec17bec5
 class _Folder:
@@ -382,8 +375,8 @@ class ImageFiles:
         fit:str='cut', # how they get that size: 'cut', 'squash' or 'pad'
         cache=True, # keep decoded pictures: True (a quarter of the memory), False, or bytes
     ):
-        self.mode = _choice('mode', mode, ('RGB', 'L'))
-        self.fit = _choice('fit', fit, ('cut', 'squash', 'pad'))
+        self.mode = check_choice('mode', mode, 'RGB', 'L')
+        self.fit = check_choice('fit', fit, 'cut', 'squash', 'pad')
         self.paths = [p if isinstance(p, _Member) else Path(p) for p in paths]
         self.size = _sides(size)
         self.shape = (3 if mode == 'RGB' else 1, *(self.size or (None, None)))
@@ -676,7 +669,7 @@ def _picture_set(
     **options, # of `ImageFiles`
 ) -> ImageSet:
     "The set that a table describes; raises as this section says"
-    _choice('on_error', on_error, ('raise', 'skip'))
+    check_choice('on_error', on_error, 'raise', 'skip')
     if not len(files):
         raise ValueError(f'{name}: pictures are wanted in {base}, none was found')
     _check_classes(name, labels, classes)
@@ -776,7 +769,7 @@ def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line':
     "The known columns of a CSV; raises ValueError with the line of what is wrong"
     called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera')}
     for key in columns or {}:
-        _choice('columns', key, tuple(called))
+        check_choice('columns', key, *called)
     called |= columns or {}
     (_, header), *rows = _csv_rows(path)
     for key, column in called.items():
@@ -871,7 +864,7 @@ def _csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet
 def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
     "What lies in a file of arrays; nothing is ever unpickled"
     ending = path.suffix.lower()
-    _choice('features', ending, ('.npy', '.npz', '.safetensors'))
+    check_choice('features', ending, '.npy', '.npz', '.safetensors')
     path = _file(path, 'a file of vectors')
     with _reading(path, 'arrays are wanted', 'the file cannot be read'):
         if ending == '.safetensors':
@@ -1326,7 +1319,7 @@ def _inshop_index(path) -> tuple: # files, labels, classes, split
     "The list of In-Shop: train, query, gallery"
     rows = _fields(path, 3, skip=2)
     for _, _, part in rows:
-        _choice(f'{path}: evaluation_status', part, ('train', 'query', 'gallery'))
+        check_choice(f'{path}: evaluation_status', part, 'train', 'query', 'gallery')
     stated = _integers(path, ' '.join(_lines(path)[:1]).split())
     if stated != [len(rows)]:
         raise ValueError(f'{path}: as many rows as its first line says are wanted, {stated} is '

@@ -39,8 +39,8 @@ from torch import Tensor, nn
 
 from .check import write_atomically
 from .core import check_number, unit
-from .data import (
-    ImageSet, _base, _choice, _is_picture, _pixels, _reading, _sides, read_image)
+from .data import ImageSet, _base, _is_picture, _pixels, _reading, _sides, read_image
+from .weighting import check_choice
 
 # %% ../nbs/50_embedding.ipynb #e1375c97
 def small_convnet(
@@ -462,7 +462,7 @@ class Pool(nn.Module):
         eps:float=1e-6, # what GeM takes for smaller numbers
     ):
         super().__init__()
-        self.kind = _choice('pooling', kind, ('average', 'max', 'gem'))
+        self.kind = check_choice('pooling', kind, 'average', 'max', 'gem')
         self.eps = eps
         if kind == 'gem':
             self.p = nn.Parameter(torch.tensor(3.))
@@ -488,7 +488,7 @@ def create_head(
     batch_norm:bool=False, # of the features
 ) -> nn.Module: # (B, F) -> (B, D)
     "Raises `ValueError` for another kind and for a dropout outside [0, 1)."
-    _choice('head', kind, ('linear', 'mlp', None))
+    check_choice('head', kind, 'linear', 'mlp', None)
     check_number('dropout', dropout, lo=0, below=1)
     layers = []
     if batch_norm:
@@ -524,7 +524,7 @@ class Embedder(nn.Module):
         self.pool = Pool(pooling)
         self.head = create_head(head, features, dim, dropout, batch_norm)
         self.size = size
-        self.fit = _choice('fit', fit, ('cut', 'squash', 'pad'))
+        self.fit = check_choice('fit', fit, 'cut', 'squash', 'pad')
         self.dim = features if head is None else dim
         self.made = dict(config or {}, dim=self.dim, features=features, dropout=dropout,
                          batch_norm=bool(batch_norm), head=head)
@@ -937,10 +937,8 @@ def digest_of_pictures(
     facts = [source.shape, str(getattr(pixels, 'dtype', None))]
     facts += [getattr(source, name, None) for name in ('mode', 'fit')]
     found = hashlib.sha256(json.dumps(facts).encode())
-    transformed = hasattr(source, 'function')               # no hash of a file tells what it does
-    for i in range(len(images)):
-        raw = images[i][0].numpy().tobytes() if transformed else source.raw(images.index[i])
-        found.update(hashlib.sha256(raw).digest())
+    for i in images.index:
+        found.update(hashlib.sha256(source.raw(i)).digest())
     return found.hexdigest()
 
 # %% ../nbs/50_embedding.ipynb #3aa0e4c5

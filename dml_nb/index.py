@@ -110,7 +110,7 @@ def _as_json(
                          f'{value!r:.80} was given')
     return copy
 
-# %% ../nbs/43_embedding_index.ipynb #ef027285
+# %% ../nbs/43_embedding_index.ipynb #44427caa
 class EmbeddingIndex:
     """Embeddings under ids, searched by cosine similarity, in memory.
 
@@ -147,27 +147,7 @@ class EmbeddingIndex:
     def __repr__(self):
         return f'EmbeddingIndex: {len(self):,} rows of {self.dim}, {self.kind}'
 
-    def _view(self):
-        "The stored rows (N, dim) without a copy, good until the next row comes or goes."
-        if not len(self):
-            return np.empty((0, self.dim), dtype=np.float32)
-        return faiss.rev_swig_ptr(self._rows.get_xb(), len(self) * self.dim).reshape(-1, self.dim)
-
-    def _id_array(self):
-        "(N,) int64: the id of each row"
-        if 'ids' not in self._copies:
-            self._copies['ids'] = np.array(self._ids, dtype=np.int64)
-        return self._copies['ids']
-
-    def _places(self, ids):
-        "Rows of these ids; raises ValueError for one that is not here."
-        missing = [id for id in ids.tolist() if id not in self._place]
-        if missing:
-            raise ValueError(f'ids: ids of this index are wanted, '
-                             f'{missing[0]} is not among its {len(self):,}')
-        return np.array([self._place[id] for id in ids.tolist()], dtype=np.int64)
-
-# %% ../nbs/43_embedding_index.ipynb #83d25bfa
+# %% ../nbs/43_embedding_index.ipynb #c2ec28fa
 _KINDS = ('flat', 'hnsw', 'ivfpq')
 
 def _check_settings(index):
@@ -190,7 +170,40 @@ def _embedder_hash(embedder):
                for name, t in network.state_dict().items()}
     return hashlib.sha256(save_tensors(weights)).hexdigest()
 
-# %% ../nbs/43_embedding_index.ipynb #ca15597f
+# %% ../nbs/43_embedding_index.ipynb #cb8edfe6
+@patch
+def _view(self:EmbeddingIndex):
+    "The stored rows (N, dim) without a copy, good until the next row comes or goes."
+    if not len(self):
+        return np.empty((0, self.dim), dtype=np.float32)
+    return faiss.rev_swig_ptr(self._rows.get_xb(), len(self) * self.dim).reshape(-1, self.dim)
+
+@patch
+def _id_array(self:EmbeddingIndex):
+    "(N,) int64: the id of each row"
+    if 'ids' not in self._copies:
+        self._copies['ids'] = np.array(self._ids, dtype=np.int64)
+    return self._copies['ids']
+
+@patch
+def _places(self:EmbeddingIndex, ids):
+    "Rows of these ids; raises ValueError for one that is not here."
+    missing = [id for id in ids.tolist() if id not in self._place]
+    if missing:
+        raise ValueError(f'ids: ids of this index are wanted, '
+                         f'{missing[0]} is not among its {len(self):,}')
+    return np.array([self._place[id] for id in ids.tolist()], dtype=np.int64)
+
+@patch
+def _forget(self:EmbeddingIndex, ids):
+    "What was derived from the rows is out of date, and what is known of these ids in particular."
+    self._copies = {}
+    for id in ids:
+        self._pending.pop(id, None)
+        if self._approximation is not None:
+            self._approximation.drop(id)
+
+# %% ../nbs/43_embedding_index.ipynb #ef027285
 @patch
 def add(
     self:EmbeddingIndex,
@@ -217,30 +230,18 @@ def add(
         raise ValueError(f'ids: new ids are wanted, {ids[here][0]} is here already; '
                          'replace=True puts the new row in its place')
     self._forget(ids[here].tolist())
-    if here.any():
-        places = self._places(ids[here])
-        self._view()[places] = x[here]
-        for place, value in zip(places.tolist(), [v for v, old in zip(metadata, here) if old]):
-            self._metadata[place] = value
+    new = ids[~here].tolist()
     self._rows.add(x[~here])
+    self._place.update(zip(new, itertools.count(len(self))))
+    self._ids += new
+    self._metadata += [None] * len(new)
+    self._view()[self._places(ids[here])] = x[here]
+    for id, value in zip(ids.tolist(), metadata):
+        self._metadata[self._place[id]] = value
     if self._approximation is not None:
         self._pending.update(dict.fromkeys(ids.tolist()))
-    for id, value, old in zip(ids.tolist(), metadata, here):
-        if not old:
-            self._place[id] = len(self._ids)
-            self._ids.append(id)
-            self._metadata.append(value)
     self._next_id = max(self._next_id, int(ids.max()) + 1)
     return torch.from_numpy(ids)
-
-@patch
-def _forget(self:EmbeddingIndex, ids):
-    "What was derived from the rows is out of date, and what is known of these ids in particular."
-    self._copies = {}
-    for id in ids:
-        self._pending.pop(id, None)
-        if self._approximation is not None:
-            self._approximation.drop(id)
 
 # %% ../nbs/43_embedding_index.ipynb #169ef9be
 @patch
@@ -322,7 +323,7 @@ def _ranked(
     order = np.lexsort((ids, -sims), axis=1)[:, :k]
     return np.take_along_axis(sims, order, 1), np.take_along_axis(ids, order, 1)
 
-# %% ../nbs/43_embedding_index.ipynb #0f29d2ed
+# %% ../nbs/43_embedding_index.ipynb #705293dd
 def _faiss_method(
     searcher, # a faiss index
     name:str, # `search` or `range_search`
@@ -349,6 +350,7 @@ def _proposed(
         self._copies['gpu'] = faiss.index_cpu_to_all_gpus(self._rows)
     return self._copies['gpu'].search(x, count)
 
+# %% ../nbs/43_embedding_index.ipynb #b8c9cce8
 @patch
 def _exact(
     self:EmbeddingIndex,

@@ -106,6 +106,28 @@ def test_pixels_in_any_order_of_bytes(pixels):
     assert ImageSet(pixels, [0, 1]).images().eq(0).all()
 
 
+def test_the_hash_of_data_stays_what_it_is(tmp_path):
+    "Files of results hold such hashes, and a new way to hash makes strangers of all of them"
+    digits = load_data('digits')
+    assert digits.sha256() == '323bdfc555e9a0f79851293f069010b1850cf5c340245038b19ec7cd78ed276c'
+    (tmp_path/'wide.pgm').write_bytes(b'P5 2 1 255 \x00\xff')
+    (tmp_path/'tall.pgm').write_bytes(b'P5 1 2 255 \x00\xff')
+    paths = [tmp_path/'wide.pgm', tmp_path/'tall.pgm']
+    wanted = {
+        (None, 'cut'): '43e4857c4b0b1ae9',
+        (2, 'cut'): 'a7da3b5b7fa24836',
+        (2, 'squash'): 'f0ad63ef2a66b5bf',
+        (2, 'pad'): '8b5d9212da6a3428',
+    }
+    for (size, fit), start in wanted.items():
+        images = ImageSet(ImageFiles(paths, size, 'L', fit), [0, 1])
+        assert images.sha256().startswith(start), (size, fit)
+    few = digits.subset(range(2))
+    parts = few, few.transformed(lambda x: x.flip(-1)), turn_classes(few)
+    assert [images.sha256()[:16] for images in parts] == [
+        '8d853046512fd16b', '7c4989c7cf721fd9', 'eb1e5b662ac027e1']
+
+
 def test_held_out_pictures_depend_on_the_seed():
     labels = np.repeat(range(4), 25)
     first, second = (split_by_image(labels, .2, seed)[1] for seed in (3, 4))

@@ -593,7 +593,8 @@ z = torch.randn(1200, 8, generator=torch.Generator().manual_seed(0))
 for kind in ('flat', 'hnsw', 'ivfpq'):
     index = EmbeddingIndex(8, kind)
     index.add(torch.cat([z, z[:1].expand(300, 8)]), ids=range(1500))
-    print(index.search(z[:5], k=4)[1].tolist(), index.search(z[:5], k=4, where=range(99))[1].tolist())
+    found = [index.search(z[:5], k=4, where=where)[1].tolist() for where in (None, range(99))]
+    print(*found)
 """
     answers = [
         subprocess.run([sys.executable, '-c', script.format(module)],

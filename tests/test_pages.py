@@ -53,8 +53,8 @@ def module_numbers():
 
 
 def imported(tree):
-    """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a module
-    where there is one"""
+    """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a
+    module where there is one"""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -131,8 +131,8 @@ NOT_SHOWN = {'export', 'exporti', 'exports', 'notest', 'slow', 'cuda', 'bench', 
 
 
 def shows(flags, tree):
-    """Whether a cell that was run should have an output: it ends in a name, a formula or a call that
-    is no test"""
+    """Whether a cell that was run should have an output: it ends in a name, a formula or a call
+    that is no test"""
     if flags & NOT_SHOWN or not tree.body:
         return False
     last = tree.body[-1]

@@ -1,5 +1,6 @@
-"""What one call with a small batch in double precision never reaches: second calls, settings assigned
-later, two draws in one sum, chunks, float32 limits, and checks that must look at everything."""
+"""What one call with a small batch in double precision never reaches: second calls, settings
+assigned later, two draws in one sum, chunks, float32 limits, and checks that must look at
+everything."""
 import pytest
 import torch
 

@@ -321,7 +321,7 @@ class DROTopK(DRO):
     ):
         super().__init__(base, TopK(k), pairs, drop_zero, sample, generator, miner, **kwargs)
 
-
+# %% ../../nbs/17_losses.dro.ipynb #7b73f6fe
 class DROTopKPN(DRO):
     """The mean of the K/2 largest losses of positives and the K/2 largest of negatives (000,
     DRO-TopK-PN)."""
@@ -340,7 +340,7 @@ class DROTopKPN(DRO):
     ):
         super().__init__(base, TopKPN(k), pairs, drop_zero, sample, generator, miner, **kwargs)
 
-
+# %% ../../nbs/17_losses.dro.ipynb #1e836ae9
 class DROKL(DRO):
     """γ log mean e^{l/γ} over all pairs (000, DRO-KL), or the mean of `sample` pairs drawn by its
     softmax."""

@@ -73,6 +73,7 @@ def whole(tmp_path_factory):
     run = in_a_process(*small, '--seeds', 2, '--out', out)
     assert run.returncode == 0, run.stderr
     assert run.stderr == '' and 'multi_similarity' in run.stdout and 'report.html' in run.stdout
+    assert 'replaced' not in run.stdout
     return out
 
 

@@ -1260,6 +1260,16 @@ def test_pickles_are_never_loaded(tmp_path):
     refused(lambda: load_data(tmp_path/'z.npz'), 'row 0')
 
 
+@pytest.mark.parametrize('given', [
+    np.full((2, 4, 4), 5, np.uint8), np.full((2, 4, 4), .5, np.float32), np.full((2, 3), .5)])
+def test_a_picture_may_be_written_to(given):
+    images = ImageSet(given, [0, 1])
+    expected = images[0][0].clone()
+    images[0][0].zero_()
+    images.images().zero_()
+    assert torch.equal(images[0][0], expected) and given.min() > 0
+
+
 # ---------------------------------------------------------------- transforms
 
 

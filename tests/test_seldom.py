@@ -8,7 +8,8 @@ from dml_nb.check import check_weights, test_same as same
 from dml_nb.core import similarities, unit
 from dml_nb.distributed import share_of_gradient
 from dml_nb.losses import (
-    DRO, Angular, ClassDiscrepancy, MultiSimilarity, RandomTriplets, SemiHard, Triplet)
+    DRO, Angular, ClassDiscrepancy, DistanceWeighted, MultiSimilarity, RandomTriplets, SemiHard,
+    Triplet)
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import TopK, VariancePenalty
 from dml_nb.transport import EnergyDistance, Wasserstein
@@ -63,6 +64,17 @@ def test_a_selection_in_many_chunks_is_semi_hard():
     S = similarities(crowd)
     assert len(a) > 2**17 // 600                        # more than one chunk holds
     assert (S[a, n] <= S[a, p]).all() and (S[a, n] > S[a, p] - .1 - 1e-6).all()
+
+
+def test_negatives_that_are_all_far_are_drawn_from():
+    "Two classes on opposite sides of the sphere"
+    classes = labels % 2
+    sides = torch.eye(8, dtype=torch.float64)[0] * (1 - 2 * classes[:, None]) + .01 * z
+    miner = DistanceWeighted(generator=torch.Generator().manual_seed(1), dim=8)
+    _, p, a2, n = miner(sides, classes)
+    assert (similarities(sides)[a2, n] < -.9).all() and len(p) == 24 * 11
+    assert set(a2.tolist()) == set(range(24)) and (classes[a2] != classes[n]).all()
+    assert len(set(n.tolist())) > 12
 
 
 @pytest.mark.parametrize('setting, value', [
@@ -130,3 +142,10 @@ def test_a_sum_leaves_its_terms_as_they_were():
     same((first + second)(z, labels), sum(alone))
     for form, value in zip((first, second), alone):
         same(form(z, labels), value)
+
+
+def test_a_sum_is_cut_where_every_term_may_be():
+    classes = ClassDiscrepancy(Wasserstein(.05))
+    whole, cut = Triplet() + classes, Triplet(block=3) + classes
+    same(cut.pair_weights(z, labels), whole.pair_weights(z, labels))
+    same(cut(z, labels), whole(z, labels))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import SchedLin
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.vision.data import ImageDataLoaders
@@ -19,10 +20,12 @@ from PIL import Image
 from torch import nn
 
 from dml_nb import experiment
+from dml_nb.callbacks import MultiSimilarityCallback
 from dml_nb.check import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
 from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
+from dml_nb.losses import MultiSimilarity, Triplet
 from dml_nb.losses.catalogue import LOSSES
 
 pytestmark = pytest.mark.usefixtures('one_thread')
@@ -132,6 +135,16 @@ def test_a_plain_learner_trains_with_every_loss(name, tmp_path):
     assert repr(learn.loss_func) == before
 
 
+def test_a_scheduled_term_begins_each_training_with_its_own_weight(tmp_path):
+    falling = MultiSimilarityCallback(schedule=SchedLin(1, 0))
+    loss = Triplet() + .5 * MultiSimilarity()
+    net = create_embedder(dim=4, size=8, seed=0)
+    learn = Learner(folder_of_noise(tmp_path), net, loss_func=loss, cbs=falling)
+    for _ in range(2):
+        quietly(learn, 2)
+    same(falling.series('weight'), np.array([.25, 0., .25, 0.]))
+
+
 class BFloat16(MixedPrecision):
     "fastai's mixed precision, with autocast for the CPU"
 
@@ -164,6 +177,18 @@ def test_bfloat16_keeps_the_direction_of_a_step(name, parts):
     assert half.isfinite().all()
     alike = torch.nn.functional.cosine_similarity(half.flatten(), full.flatten(), dim=0)
     assert alike > .9
+
+
+def test_a_search_for_a_rate_within_a_cycle_leaves_its_place(parts):
+    dls = loaders(parts)
+    learn = metric_learner(dls, 'small_convnet', dim=8)
+    sampler = dls.train.sampler
+    sampler.load_state_dict(sampler.state_dict() | dict(epoch=2, position=3))
+    expected, batches_left = sampler.state_dict(), len(dls.train)
+    with learn.no_bar():
+        learn.lr_find(num_it=20, show_plot=False)
+    assert sampler.state_dict() == expected and len(dls.train) == batches_left
+    assert batches_left == len(sampler) - 3
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_compile import has_compiler
 from test_cuda import WAITS
 from test_pages import root
 from torch._subclasses.fake_tensor import (
@@ -102,9 +103,27 @@ def data(tmp_path, monkeypatch):
 
 def small(step, folder):
     "A step of tools/gpu.py without a GPU: what it wrote"
-    gpu.main([step, '--device', 'cpu', '--small', '--folder', str(folder)])
-    path = folder/f'gpu_{step}.json'
+    gpu.main([step, '--device', 'cpu', '--small', '--folder', str(folder/'new')])
+    path = folder/'new'/f'gpu_{step}.json'
     return json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.mark.parametrize('name', ['multi_similarity', 'triplet_discrepancy'])
+def test_one_graph_on_a_gpu_has_our_products(name):
+    "A compiled graph cannot switch TF32 off; the operator in it can. Traced, but not run."
+    names = set()
+
+    def backend(module, inputs):
+        names.update(str(node.target) for node in module.graph.nodes)
+        return module
+
+    torch.compiler.reset()
+    with FakeTensorMode():
+        z = torch.empty(24, 8, device='cuda', requires_grad=True)
+        labels = torch.empty(24, dtype=torch.long, device='cuda')
+        loss = torch.compile(LOSSES[name](), fullgraph=True, backend=backend)
+        assert loss(z, labels).device.type == 'cuda'
+    assert 'dml_nb.product.default' in names
 
 
 @pytest.mark.parametrize('step', ['speed', 'blocks'])
@@ -114,9 +133,11 @@ def test_measured_steps(step, tmp_path, one_thread):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not has_compiler, reason='no C++ compiler for torch.compile')
 def test_compiled_step(tmp_path, one_thread):
     rows = small('compiled', tmp_path)['rows']
     assert {row['loss'] for row in rows} == set(gpu.TIMED)
+    assert all(row['compiled']['milliseconds'] is not None for row in rows)
 
 
 def test_a_step_that_is_stopped_keeps_its_rows(tmp_path, monkeypatch):
@@ -127,7 +148,7 @@ def test_a_step_that_is_stopped_keeps_its_rows(tmp_path, monkeypatch):
     monkeypatch.setitem(gpu.MEASURED, 'speed', stopped)
     with pytest.raises(KeyboardInterrupt):
         small('speed', tmp_path)
-    assert json.loads((tmp_path/'gpu_speed.json').read_text())['rows'] == [dict(B=1)]
+    assert json.loads((tmp_path/'new'/'gpu_speed.json').read_text())['rows'] == [dict(B=1)]
 
 
 def test_fine_tuning_on_packed_pictures(data, tmp_path, monkeypatch, capsys, one_thread):

@@ -15,7 +15,8 @@ hold, under the same settings, are not run again; a GPU's name is one of the set
 
 `--pack` makes a small folder that `DML_NB_DATA` may name: the sets' pictures at the size of
 training, the weights, and Omniglot where it is there. The pictures become WebP of quality 85,
-since as plain bytes they are 396 MiB; results say so in their settings."""
+since as plain bytes they are 396 MiB; results say so in their settings. That takes .007 and .004
+of the R@1 of the frozen network, which becomes .451 on cub-50 and .283 on cars196-train-crops."""
 import argparse
 import csv
 import hashlib

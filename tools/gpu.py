@@ -139,25 +139,25 @@ def compiled(device, small):
 def omniglot(device, small):
     "The recipe of the page on the Learner, whose file for a CPU is results/omniglot.json"
     from dml_nb.data import load_data, turn_classes
+    from dml_nb.experiment import measure
     from dml_nb.learner import jitter_images, metric_dataloaders, metric_learner
     from dml_nb.losses import NPairs
-    from dml_nb.retrieval import evaluate
     images = load_data('omniglot', size=20)
     known, unseen = (images.subset(images.split == part) for part in ('train', 'test'))
-    classes, per_class, epochs = 40, 4, 2
+    epochs = 2
     if small:
         known, unseen, epochs = known.subset(range(200)), unseen.subset(range(200)), 1
     known = turn_classes(known)
     for seed in range(1 if small else 3):
         dls = metric_dataloaders(
-            known, unseen, classes, per_class, seed=seed, augment=jitter_images, device=device)
+            known, unseen, 40, 4, seed=seed, augment=jitter_images, device=device)
         learn = metric_learner(dls, 'small_convnet', NPairs(scale=16.), 128, seed=seed)
-        row = dict(seed=seed, data=images.sha256(), untrained=evaluate(*learn.embed(), ks=(1,)))
+        row = dict(seed=seed, data=images.sha256(), untrained=measure(*learn.embed()))
         start = time.perf_counter()
         with learn.no_bar(), learn.no_logging():
             learn.fit_one_cycle(epochs, 5e-3)
         row['seconds'] = time.perf_counter() - start
-        row['trained'] = evaluate(*learn.embed(), ks=(1,))
+        row['trained'] = measure(*learn.embed())
         yield row
 
 
@@ -219,7 +219,9 @@ def main(arguments=None):
     os.environ.setdefault('DML_NB_DATA', str(root/'.data'))
     if given.step in NEEDED and not trainable(given.step):
         return
-    path = (given.folder or root/'results')/f'gpu_{given.step}.json'
+    folder = given.folder or root/'results'
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder/f'gpu_{given.step}.json'
     if given.step == 'finetune':
         return finetune(given.device, given.small, path)
     device = torch.cuda.get_device_name() if given.device == 'cuda' else 'cpu'

@@ -182,8 +182,9 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('DML_NB_DATA', str(tmp_path))
     assert small('finetune', tmp_path) is None and small('omniglot', tmp_path) is None
     said = capsys.readouterr().out
+    assert said.count('nothing was trained') == 2
     for name in ('weights/squeezenet1_1', 'cub-50', 'cars196-train-crops', 'omniglot'):
-        assert f'{name}' in said and str(tmp_path) in said
+        assert name in said and str(tmp_path) in said
     monkeypatch.setitem(sys.modules, 'dml_nb.learner', None)
     assert small('finetune', tmp_path) is None
     assert 'fastai cannot be imported' in capsys.readouterr().out

@@ -43,6 +43,7 @@ failed=()
 step() { # seconds, name, command
   local seconds=$1 name=$2; shift 2
   if [[ $wanted != '  ' && $wanted != *" $name "* ]]; then return; fi
+  ran=yes
   printf '\n=== %s\n' "$name"
   timeout "$seconds" "$@" 2>&1 | tee "$out/gpu_$name.log" || failed+=("$name")
 }
@@ -53,6 +54,10 @@ step 420 speed "$python" tools/gpu.py speed --folder "$out"
 step 240 compiled "$python" tools/gpu.py compiled --folder "$out"
 step 150 finetune "$python" tools/gpu.py finetune --folder "$out"
 step 150 omniglot "$python" tools/gpu.py omniglot --folder "$out"
+if [ -z "${ran:-}" ]; then
+  echo "no step is called $*"
+  exit 2
+fi
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}"
   exit 1

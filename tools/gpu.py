@@ -1,8 +1,12 @@
 """What is measured on a GPU, one step of `tools/gpu.sh` at a time: `python tools/gpu.py STEP`
 
-Each step writes its own results/gpu_STEP.json. `--device cpu --small` tries a step where there is
-no GPU; its file then goes to the folder that `--folder` names, never to results/."""
+Each step writes its own results/gpu_STEP.json, anew after each row, so that a step which is stopped
+loses one. `--device cpu --small` tries a step where there is no GPU; its file then goes to the
+folder that `--folder` names, never to results/. The steps `finetune` and `omniglot` want fastai,
+and data in `DML_NB_DATA` or in the folder .data; where something is missing they say what."""
 import argparse
+import importlib.util
+import os
 import statistics
 import sys
 import time
@@ -51,8 +55,8 @@ def products(z):
     return step
 
 
-def measured(step, device, repeats, patience=20.):
-    "Median milliseconds and megabytes above what was held; None where memory does not suffice"
+def measured(step, device, repeats, patience=20., forgiven=torch.OutOfMemoryError):
+    "Median milliseconds and megabytes above what was held; None after an error that is forgiven"
     if device == 'cuda':
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -67,8 +71,8 @@ def measured(step, device, repeats, patience=20.):
             step()
             wait(device)
             times.append(1000 * (time.perf_counter() - start))
-    except torch.OutOfMemoryError as error:
-        return dict(milliseconds=None, why=str(error).splitlines()[0])
+    except forgiven as error:
+        return dict(milliseconds=None, why=repr(error)[:300])
     return dict(milliseconds=statistics.median(times), repeats=len(times),
                 megabytes=(peak - held) / 2**20)
 
@@ -92,7 +96,6 @@ def speed(device, small):
     "Ours, the peers' and the products alone"
     sizes = [(256, 32)] if small else [
         (B, D) for B in (1024, 4096, 16384, 65536) for D in (128, 512)]
-    rows = []
     for B, D in sizes:
         z, labels = batch(B, D, device)
         repeats = 3 if small or B > 16384 else 20
@@ -102,67 +105,131 @@ def speed(device, small):
         for name, peer in peers().items():
             if B <= 16384:                              # beyond, theirs need hundreds of GB
                 step = step_of(peer, z, labels)
-                row[f'{name}, peer'] = measured(step, device, min(repeats, 5))
-        rows.append(row)
-        print(row, flush=True)
-    return dict(what='forward + backward, classes of four, float32, medians', rows=rows)
+                few = min(repeats, 5)
+                row[f'{name}, peer'] = measured(step, device, few, forgiven=RuntimeError)
+        yield row
 
 
 def blocks(device, small):
     "Time and memory over the number of similarities in a block, from which the default is chosen"
     B, D = (512, 32) if small else (32768, 128)
     z, labels = batch(B, D, device)
-    rows = []
     for power in range(14, 19) if small else range(20, 31):
         block = max(1, min(B, 2**power // B))
         for name in ('multi_similarity', 'triplet', 'dro_top_k'):
             step = step_of(LOSSES[name](block=block), z, labels)
             found = measured(step, device, 3 if small else 5)
-            rows.append(dict(loss=name, similarities=2**power, block=block, **found))
-            print(rows[-1], flush=True)
-    return dict(what=f'forward + backward of {B} rows of {D}, float32', rows=rows)
+            yield dict(B=B, D=D, loss=name, similarities=2**power, block=block, **found)
 
 
 def compiled(device, small):
     "A loss as it is, and in one graph"
     sizes = (256,) if small else (1024, 4096, 16384)
-    rows = []
     for B in sizes:
         z, labels = batch(B, 128, device)
         for name in TIMED:
             torch.compiler.reset()
             loss = LOSSES[name]()
             row = dict(B=B, loss=name, eager=measured(step_of(loss, z, labels), device, 20))
-            try:
-                one_graph = torch.compile(loss, fullgraph=True)
-                row['compiled'] = measured(step_of(one_graph, z, labels), device, 20)
-            except Exception as error:                  # one loss must not end the others
-                row['compiled'] = dict(milliseconds=None, why=repr(error)[:300])
-            rows.append(row)
-            print(row, flush=True)
-    what = 'forward + backward, D = 128, float32; torch.compile(fullgraph=True)'
-    return dict(what=what, rows=rows)
+            step = step_of(torch.compile(loss, fullgraph=True), z, labels)
+            row['compiled'] = measured(step, device, 20, forgiven=Exception)
+            yield row
 
 
-STEPS = dict(speed=speed, blocks=blocks, compiled=compiled)
+def omniglot(device, small):
+    "The recipe of the page on the Learner, whose file for a CPU is results/omniglot.json"
+    from dml_nb.data import load_data, turn_classes
+    from dml_nb.experiment import measure
+    from dml_nb.learner import jitter_images, metric_dataloaders, metric_learner
+    from dml_nb.losses import NPairs
+    images = load_data('omniglot', size=20)
+    known, unseen = (images.subset(images.split == part) for part in ('train', 'test'))
+    epochs = 2
+    if small:
+        known, unseen, epochs = known.subset(range(200)), unseen.subset(range(200)), 1
+    known = turn_classes(known)
+    for seed in range(1 if small else 3):
+        dls = metric_dataloaders(
+            known, unseen, 40, 4, seed=seed, augment=jitter_images, device=device)
+        learn = metric_learner(dls, 'small_convnet', NPairs(scale=16.), 128, seed=seed)
+        row = dict(seed=seed, data=images.sha256(), untrained=measure(*learn.embed()))
+        start = time.perf_counter()
+        with learn.no_bar(), learn.no_logging():
+            learn.fit_one_cycle(epochs, 5e-3)
+        row['seconds'] = time.perf_counter() - start
+        row['trained'] = measure(*learn.embed())
+        yield row
 
 
-def main():
+def finetune(device, small, path):
+    "tools/finetune_squeezenet.py, which writes its own file, with the sets that are there"
+    from finetune_squeezenet import SETS, main
+    options = ['--device', device, '--out', str(path)]
+    options += ['--sets', *(name for name in SETS if not lacking(f'{name}/images.zip'))]
+    if small:
+        options += ['--seeds', '0', '--set', 'epochs=1', 'classes=4', 'per_class=2', 'every=16']
+    main(options)
+
+
+MEASURED = dict(speed=speed, blocks=blocks, compiled=compiled, omniglot=omniglot)
+TIMES = 'forward + backward, classes of four, float32, medians'
+WHAT = dict(
+    speed=TIMES, blocks=TIMES, compiled=f'{TIMES}, D = 128; torch.compile(fullgraph=True)',
+    omniglot='among the evaluation characters, which were not in training; seconds of training; '
+             'small_convnet and NPairs(scale=16.), as in results/omniglot.json')
+#: What a step cannot do without, and of which it needs one.
+NEEDED = dict(omniglot='omniglot/alphabets.csv', finetune='weights/squeezenet1_1*')
+ONE_OF = dict(finetune=['cub-50/images.zip', 'cars196-train-crops/images.zip'])
+
+
+def lacking(pattern):
+    "Whether the data have no such file"
+    return not any(Path(os.environ['DML_NB_DATA']).glob(pattern))
+
+
+def trainable(step):
+    "Whether a step can train; says what is missing"
+    try:
+        import dml_nb.learner                                           # noqa: F401
+    except ImportError as error:
+        print(f'{step}: fastai cannot be imported ({error}): nothing was trained')
+        return False
+    choice = ONE_OF.get(step, [])
+    missing = [name for name in [NEEDED[step], *choice] if lacking(name)]
+    possible = NEEDED[step] not in missing and (not choice or missing != choice)
+    for name in missing:
+        print(f'{step}: {name} is missing in {os.environ["DML_NB_DATA"]}')
+    if not possible:
+        print(f'{step}: nothing was trained')
+    return possible
+
+
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('step', choices=STEPS)
+    parser.add_argument('step', choices=[*MEASURED, 'finetune'])
     parser.add_argument('--device', default='cuda', choices=('cuda', 'cpu'))
     parser.add_argument('--small', action='store_true', help='small sizes, to try the step')
     parser.add_argument('--folder', type=Path, help='where the file goes, default results/')
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.device == 'cuda' and not torch.cuda.is_available():
         print('no GPU that torch can use: nothing was measured')
         return
     if given.folder is None and (given.device == 'cpu' or given.small):
         parser.error('--folder is wanted with --device cpu or --small')
-    found = STEPS[given.step](given.device, given.small)
+    os.environ.setdefault('DML_NB_DATA', str(root/'.data'))
+    if given.step in NEEDED and not trainable(given.step):
+        return
+    folder = given.folder or root/'results'
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder/f'gpu_{given.step}.json'
+    if given.step == 'finetune':
+        return finetune(given.device, given.small, path)
     device = torch.cuda.get_device_name() if given.device == 'cuda' else 'cpu'
-    path = (given.folder or root/'results')/f'gpu_{given.step}.json'
-    write_json(path, dict(device=device, **found), seed=0)
+    rows = []
+    for row in MEASURED[given.step](given.device, given.small):
+        rows.append(row)
+        print(row, flush=True)
+        write_json(path, dict(device=device, what=WHAT[given.step], rows=rows), seed=0)
     print(f'wrote {path.name}')
 
 

@@ -218,7 +218,8 @@ def full_precision(
 ):
     """Inside, products of float32 matrices are exact to float32 (no TF32, no bfloat16 passes) and
     autocast is off. Threads may be inside together: the modes return with the last one."""
-    has_autocast = torch.amp.is_autocast_available(device.type)
+    # in a graph the device is known to have it, and torch 2.11 cannot trace the question
+    has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
     with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext():
         if torch.compiler.is_compiling():   # a graph cannot switch global flags: see `product`
             yield

@@ -17,7 +17,6 @@ __all__ = ['distributed']
 
 # %% ../nbs/54_distributed.ipynb #94044326
 import inspect
-import re
 import zlib
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +29,7 @@ if dist.is_available():
     # before there is a group, which its functions would keep, with its threads, for ever
     import torch.distributed.nn
 
+from .check import generators_of, generators_of_device, parts_of, printed
 from .core import (
     Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors,
     integer_tensor, plain, product, spans)
@@ -189,8 +189,7 @@ def fingerprint(
             code = zlib.crc32(f'{thing.dtype} {tuple(thing.shape)}'.encode(), code)
             code = zlib.crc32(few.view(torch.uint8).numpy().tobytes(), code)
         else:
-            said = re.sub(' at 0x[0-9a-f]+', '', repr(thing))       # where an object lies
-            code = zlib.crc32(said.encode(), code)
+            code = zlib.crc32(printed(thing).encode(), code)
     return code
 
 
@@ -242,46 +241,21 @@ def check_agreement(
         raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
 
 # %% ../nbs/54_distributed.ipynb #95e30848
-def parts_of(
-    loss, # any object
-) -> list: # of objects
-    "All objects that a loss is made of, itself included, in an order that all ranks share."
-    found = {}
-    waiting = [loss]
-    while waiting:
-        part = waiting.pop(0)
-        if id(part) in found or isinstance(part, (type, Tensor)):
-            continue
-        found[id(part)] = part
-        if isinstance(part, dict):
-            waiting += part.values()
-        elif isinstance(part, (list, tuple)):
-            waiting += part
-        elif hasattr(part, '__dict__') and not inspect.isroutine(part):
-            waiting += vars(part).values()
-    return list(found.values())
-
-
-def generators_of(
+def sources_of_draws(
     loss, # any object
     device:torch.device, # of the embeddings
 ) -> tuple: # generators of the process, which others use too; those of the loss
     "Where a loss may draw from; nothing for one that does not draw."
-    parts = parts_of(loss)
-    draws = any(callable(getattr(part, 'draw', None)) for part in parts)
+    draws = any(callable(getattr(part, 'draw', None)) for _, part in parts_of(loss))
     if not draws and leaves_of(loss):
         return [], []
-    shared = [torch.default_generator]
-    if device.type == 'cuda':
-        shared.append(torch.cuda.default_generators[device.index or 0])
-    own = [part for part in parts if isinstance(part, torch.Generator)
-           and not any(part is generator for generator in shared)]
-    return shared, own
+    shared = generators_of_device(device)
+    return shared, [generator for _, generator in generators_of(loss) if generator not in shared]
 
 
 @contextmanager
 def same_draws(
-    shared:list, own:list, # generators, as `generators_of` finds them
+    shared:list, own:list, # generators, as `sources_of_draws` finds them
 ):
     "Inside, all ranks draw what rank 0 would; afterwards a process goes on with its own numbers."
     if not shared:
@@ -421,7 +395,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
     try:
         R = None if ref is None else len(check_embeddings(ref, 'ref'))
         z, labels, self_index, tuples = check_share(z, labels, self_index, tuples, R)
-        shared, own = generators_of(loss, z.device)
+        shared, own = sources_of_draws(loss, z.device)
         states = [generator.get_state() for generator in shared + own]
         known = facts(loss, z, labels, self_index, tuples, ref, ref_labels, states)
     except Exception as e:

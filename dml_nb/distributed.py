@@ -30,12 +30,12 @@ if dist.is_available():
     import torch.distributed.nn
 
 from .check import generators_of, generators_of_device, parts_of, printed
-from .core import (
-    Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors,
-    integer_tensor, plain, product, spans)
-from .weighting import (
-    KnownGradient, PairLoss, add_terms, as_peers_call, check_operands,
-    survey_blocks, tangent, unit_operands)
+from dml_nb.core import (
+    Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
+    spans)
+from dml_nb.weighting import (
+    KnownGradient, PairLoss, as_peers_call, check_operands, gradient_by_blocks, tangent,
+    unit_operands)
 
 # %% ../nbs/54_distributed.ipynb #cc7f6b6e
 def deal(
@@ -66,33 +66,13 @@ def share_of_gradient(
     rank:int, world:int,
 ) -> tuple: # this rank's part of the value, of ∂/∂x (N, D) and of ∂/∂r (R, D)
     "The engine's sweep: surveys over all blocks, weights over those of this rank."
-    value = torch.zeros((), dtype=torch.float64, device=x.device)
-    dx = torch.zeros_like(x)
-    dr = dx if r is x else torch.zeros_like(r)              # in a self-batch rows play both parts
-    dealt = deal(loss, batch, world)
-    terms = loss.terms
-    scratch = borrow_scratch()
-
-    def blocks(some):
-        for lo, hi, _ in some:
-            scratch.rewind(0)
-            anchors = x[batch.rows[lo:hi]]
-            S = product(anchors, r.T, out=scratch.take(r, (hi - lo, len(r))))
-            yield S, batch.view(batch, lo, hi, S.dtype, scratch)
-
-    for _, term in terms:
+    for _, term in loss.terms:
         if hasattr(term, 'error'):                          # of a transport, in the last batch
             term.error = None
-    statistics = survey_blocks(terms, lambda: blocks(dealt)) if dealt else None
-    for S, pairs in blocks(block for block in dealt if block[2] == rank):
-        block_value, W = add_terms(terms, statistics, S, pairs)
-        value = value + block_value
-        if to_r:
-            dr.addmm_(W.T, x[pairs.rows])
-        if to_x:
-            dx.index_add_(0, pairs.rows, W @ r)
-    scratch.give_back()
-    return value, dx, dr
+    dealt = deal(loss, batch, world)
+    cuts = [(lo, hi) for lo, hi, _ in dealt]
+    mine = [(lo, hi) for lo, hi, owner in dealt if owner == rank]
+    return gradient_by_blocks(loss, x, r, batch, r is x, to_x, to_r, cuts, mine)
 
 # %% ../nbs/54_distributed.ipynb #e4c31d6b
 def message_device(

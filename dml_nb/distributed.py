@@ -160,7 +160,7 @@ def check_share(
 def fingerprint(
     *things, # tensors; other things by what they print
 ) -> int: # from 0 to 2³² - 1
-    "A number that tells different things apart, of tensors by up to about 1,024 of their rows."
+    "A number that tells different things apart, of tensors by at most 1,024 of their rows."
     code = 0
     for thing in things:
         if isinstance(thing, Tensor):
@@ -172,7 +172,7 @@ def fingerprint(
             code = zlib.crc32(printed(thing).encode(), code)
     return code
 
-
+# %% ../nbs/54_distributed.ipynb #95e30848
 fact_names = [
     'rows', 'tuples', 'tuples of negatives', 'gradient of z', 'gradient of ref',
     'loss', 'z: number of columns', 'z: dtype', 'z: type of device', 'ref, ref_labels',
@@ -185,7 +185,7 @@ def facts(
     loss, # any
     z, labels, self_index, tuples, # as `check_share` gives them
     ref, ref_labels, # as the loss takes them
-    states:list, # of generators
+    generators:list, # that the loss may draw from
 ) -> list: # of integers, one for each of `fact_names`
     "What the ranks must know of each other."
     terms = [(term.normalize, term.block) for _, term in getattr(loss, 'terms', ())]
@@ -199,14 +199,14 @@ def facts(
         z.shape[1], fingerprint(z.dtype), fingerprint(z.device.type),
         fingerprint(ref, ref_labels), fingerprint(None if labels is None else labels.shape[1:]),
         self_index is not None, 0 if tuples is None else len(tuples),
-        fingerprint([len(state) for state in states])]
+        fingerprint([len(generator.get_state()) for generator in generators])]
 
 
 def is_memory(loss) -> bool:
     "Whether a loss gives references of its own and stores rows, as `CrossBatchMemory` does."
     return all(callable(getattr(loss, name, None)) for name in ('references', 'store'))
 
-
+# %% ../nbs/54_distributed.ipynb #90ca5de5
 def check_agreement(
     everyone:list, # (W) lists, as `facts` makes them
 ):
@@ -220,7 +220,7 @@ def check_agreement(
     if not any(rows for rows, *_ in everyone):
         raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
 
-# %% ../nbs/54_distributed.ipynb #95e30848
+# %% ../nbs/54_distributed.ipynb #996a7c3a
 def sources_of_draws(
     loss, # any object
     device:torch.device, # of the embeddings
@@ -233,6 +233,15 @@ def sources_of_draws(
     return shared, [generator for _, generator in generators_of(loss) if generator not in shared]
 
 
+def leaves_of(
+    loss, # any object
+) -> list: # of losses of the engine, without a `forward` of their own
+    "The losses within a loss that can be shared out in blocks."
+    modules = loss.modules() if isinstance(loss, nn.Module) else []
+    return [module for module in modules
+            if isinstance(module, PairLoss) and type(module).forward is PairLoss.forward]
+
+# %% ../nbs/54_distributed.ipynb #618a9719
 @contextmanager
 def same_draws(
     shared:list, own:list, # generators, as `sources_of_draws` finds them
@@ -256,16 +265,7 @@ def same_draws(
         for generator, state in zip(shared, before):
             generator.set_state(state)
 
-
-def leaves_of(
-    loss, # any object
-) -> list: # of losses of the engine, without a `forward` of their own
-    "The losses within a loss that can be shared out in blocks."
-    modules = loss.modules() if isinstance(loss, nn.Module) else []
-    return [module for module in modules
-            if isinstance(module, PairLoss) and type(module).forward is PairLoss.forward]
-
-# %% ../nbs/54_distributed.ipynb #618a9719
+# %% ../nbs/54_distributed.ipynb #17500d69
 def add_over_ranks(
     parts:list, # of tensors, None on a rank that failed
     shapes:list, # theirs, the same on all ranks
@@ -284,7 +284,7 @@ def add_over_ranks(
     numbers = sent[1:].to(like.device).split([part.numel() for part in parts])
     return [flat.view(shape) for flat, shape in zip(numbers, shapes)]
 
-
+# %% ../nbs/54_distributed.ipynb #453c8e6f
 def forward_in_shares(
     loss:PairLoss,
     z:Tensor, # (N, D) of all ranks, as all other operands
@@ -312,7 +312,7 @@ def forward_in_shares(
         dref = tangent(gradients[-1], r, r_inverse).add_(poison) if to_ref else None
     return KnownGradient.apply(value, z, dz, ref if to_ref else None, dref)
 
-# %% ../nbs/54_distributed.ipynb #4c10ccb7
+# %% ../nbs/54_distributed.ipynb #59e0c0ad
 class OwnRows(torch.autograd.Function):
     "The rows of all ranks; backward keeps those of this one, times the number of ranks, Eq. (3)"
     @staticmethod
@@ -337,7 +337,7 @@ def gather_tuples(
     return [gather_rows(index + start * (alone or place in anchors), counts)
             for place, (index, counts) in enumerate(zip(tuples, lengths))]
 
-
+# %% ../nbs/54_distributed.ipynb #4c10ccb7
 @contextmanager
 def sharing(
     loss, # any object
@@ -367,17 +367,17 @@ def call(
         given.pop()
     return loss(*given)
 
-
-def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
-    "The loss of all ranks' rows. Every rank must call it, and raises what any of them raises."
-    rank = dist.get_rank()
+# %% ../nbs/54_distributed.ipynb #0cb85bae
+def agree(
+    loss, z, labels, ref, ref_labels, self_index, tuples, # as `forward_together` takes them
+) -> tuple: # (z, labels, self_index, tuples) as tensors, sources of draws, facts of all ranks
+    "What ranks know of each other before a row travels. Raises what any raises, on all of them."
     error, known = None, [0] * len(fact_names)
     try:
         R = None if ref is None else len(check_embeddings(ref, 'ref'))
-        z, labels, self_index, tuples = check_share(z, labels, self_index, tuples, R)
-        shared, own = sources_of_draws(loss, z.device)
-        states = [generator.get_state() for generator in shared + own]
-        known = facts(loss, z, labels, self_index, tuples, ref, ref_labels, states)
+        share = check_share(z, labels, self_index, tuples, R)
+        sources = sources_of_draws(loss, share[0].device)
+        known = facts(loss, *share, ref, ref_labels, sum(sources, []))
     except Exception as e:
         error = e
     everyone = exchange([error is not None, *known])
@@ -385,8 +385,15 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
         raise_together(error)
     everyone = [known for _, *known in everyone]
     check_agreement(everyone)
+    return share, sources, everyone
+
+# %% ../nbs/54_distributed.ipynb #56a86561
+def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
+    "The loss of all ranks' rows. Every rank must call it, and raises what any of them raises."
+    share, sources, everyone = agree(loss, z, labels, ref, ref_labels, self_index, tuples)
+    z, labels, self_index, tuples = share
     counts, of_positives, of_negatives, to_z, to_ref = list(zip(*everyone))[:free_to_differ]
-    start = sum(counts[:rank])
+    start = sum(counts[:dist.get_rank()])
     gathered = gather_rows(z.detach(), counts)
     if z.requires_grad:
         gathered = OwnRows.apply(z, gathered, start)
@@ -400,7 +407,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
         self_index = gather_rows(self_index, counts)
     if tuples is not None:
         tuples = gather_tuples(tuples, start, ref is None, of_positives, of_negatives)
-    with same_draws(shared, own), sharing(loss):
+    with same_draws(*sources), sharing(loss):
         if is_memory(loss):
             value = call(loss.loss, gathered, labels, *loss.references(gathered, labels), None)
             loss.store(gathered.detach(), labels)

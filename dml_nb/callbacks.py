@@ -41,7 +41,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from .check import arguments
+from .check import arguments, generators_of, generators_of_device
 from .core import (
     as_labels, check_embeddings, check_number, full_precision, similarities, unit)
 from .losses import (
@@ -53,22 +53,13 @@ from .transport import Wasserstein
 from .weighting import Kept, PairLoss, Sum, check_flag
 
 # %% ../nbs/52_callbacks.ipynb #705954fc
-def generators_of(
-    loss, # any callable; those of modules, of their selections and miners are found
+def random_states(
+    loss, # any callable
     device:torch.device, # where the embeddings are
-) -> list: # of torch.Generator, torch's own first
-    "What a loss may draw random numbers from."
-    found = [torch.default_generator]
-    if device.type == 'cuda':
-        found.append(torch.cuda.default_generators[device.index or 0])
-    owners = list(loss.modules()) if isinstance(loss, nn.Module) else []
-    while owners:
-        for value in vars(owners.pop()).values():
-            if isinstance(value, torch.Generator):
-                found.append(value)
-            elif hasattr(value, 'triplets') or hasattr(value, 'mine'):
-                owners.append(value)
-    return found
+) -> list: # of (torch.Generator, its state), torch's own first
+    "Where everything stands that a loss may draw random numbers from."
+    own = [generator for _, generator in generators_of(loss)]
+    return [(g, g.get_state()) for g in generators_of_device(device) + own]
 
 # %% ../nbs/52_callbacks.ipynb #58e5ec20
 def find_layer(
@@ -130,8 +121,7 @@ class Watcher(Callback):
         self.looking = self.training and self.looks is not None and len(self.yb) > 0
         self.looking = self.looking and self.iter % self.every == 0
         if self.looking:
-            generators = generators_of(self.watched_loss, self.pred.device)
-            self.states = [(g, g.get_state()) for g in generators]
+            self.states = random_states(self.watched_loss, self.pred.device)
 
     def after_loss(self):
         if not self.looking:

@@ -17,7 +17,6 @@ __all__ = ['distributed']
 
 # %% ../nbs/54_distributed.ipynb #94044326
 import inspect
-import re
 import zlib
 from contextlib import contextmanager
 from functools import partial
@@ -30,12 +29,13 @@ if dist.is_available():
     # before there is a group, which its functions would keep, with its threads, for ever
     import torch.distributed.nn
 
-from .core import (
-    Batch, as_labels, borrow_scratch, check_embeddings, full_precision, index_tensors,
-    integer_tensor, plain, product, spans)
-from .weighting import (
-    KnownGradient, PairLoss, add_terms, as_peers_call, check_operands,
-    survey_blocks, tangent, unit_operands)
+from .check import generators_of, generators_of_device, parts_of, printed
+from dml_nb.core import (
+    Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
+    spans)
+from dml_nb.weighting import (
+    KnownGradient, PairLoss, as_peers_call, check_operands, gradient_by_blocks, tangent,
+    unit_operands)
 
 # %% ../nbs/54_distributed.ipynb #cc7f6b6e
 def deal(
@@ -66,33 +66,13 @@ def share_of_gradient(
     rank:int, world:int,
 ) -> tuple: # this rank's part of the value, of ∂/∂x (N, D) and of ∂/∂r (R, D)
     "The engine's sweep: surveys over all blocks, weights over those of this rank."
-    value = torch.zeros((), dtype=torch.float64, device=x.device)
-    dx = torch.zeros_like(x)
-    dr = dx if r is x else torch.zeros_like(r)              # in a self-batch rows play both parts
-    dealt = deal(loss, batch, world)
-    terms = loss.terms
-    scratch = borrow_scratch()
-
-    def blocks(some):
-        for lo, hi, _ in some:
-            scratch.rewind(0)
-            anchors = x[batch.rows[lo:hi]]
-            S = product(anchors, r.T, out=scratch.take(r, (hi - lo, len(r))))
-            yield S, batch.view(batch, lo, hi, S.dtype, scratch)
-
-    for _, term in terms:
+    for _, term in loss.terms:
         if hasattr(term, 'error'):                          # of a transport, in the last batch
             term.error = None
-    statistics = survey_blocks(terms, lambda: blocks(dealt)) if dealt else None
-    for S, pairs in blocks(block for block in dealt if block[2] == rank):
-        block_value, W = add_terms(terms, statistics, S, pairs)
-        value = value + block_value
-        if to_r:
-            dr.addmm_(W.T, x[pairs.rows])
-        if to_x:
-            dx.index_add_(0, pairs.rows, W @ r)
-    scratch.give_back()
-    return value, dx, dr
+    dealt = deal(loss, batch, world)
+    cuts = [(lo, hi) for lo, hi, _ in dealt]
+    mine = [(lo, hi) for lo, hi, owner in dealt if owner == rank]
+    return gradient_by_blocks(loss, x, r, batch, r is x, to_x, to_r, cuts, mine)
 
 # %% ../nbs/54_distributed.ipynb #e4c31d6b
 def message_device(
@@ -180,7 +160,7 @@ def check_share(
 def fingerprint(
     *things, # tensors; other things by what they print
 ) -> int: # from 0 to 2³² - 1
-    "A number that tells different things apart, of tensors by up to about 1,024 of their rows."
+    "A number that tells different things apart, of tensors by at most 1,024 of their rows."
     code = 0
     for thing in things:
         if isinstance(thing, Tensor):
@@ -189,11 +169,10 @@ def fingerprint(
             code = zlib.crc32(f'{thing.dtype} {tuple(thing.shape)}'.encode(), code)
             code = zlib.crc32(few.view(torch.uint8).numpy().tobytes(), code)
         else:
-            said = re.sub(' at 0x[0-9a-f]+', '', repr(thing))       # where an object lies
-            code = zlib.crc32(said.encode(), code)
+            code = zlib.crc32(printed(thing).encode(), code)
     return code
 
-
+# %% ../nbs/54_distributed.ipynb #95e30848
 fact_names = [
     'rows', 'tuples', 'tuples of negatives', 'gradient of z', 'gradient of ref',
     'loss', 'z: number of columns', 'z: dtype', 'z: type of device', 'ref, ref_labels',
@@ -206,7 +185,7 @@ def facts(
     loss, # any
     z, labels, self_index, tuples, # as `check_share` gives them
     ref, ref_labels, # as the loss takes them
-    states:list, # of generators
+    generators:list, # that the loss may draw from
 ) -> list: # of integers, one for each of `fact_names`
     "What the ranks must know of each other."
     terms = [(term.normalize, term.block) for _, term in getattr(loss, 'terms', ())]
@@ -220,14 +199,14 @@ def facts(
         z.shape[1], fingerprint(z.dtype), fingerprint(z.device.type),
         fingerprint(ref, ref_labels), fingerprint(None if labels is None else labels.shape[1:]),
         self_index is not None, 0 if tuples is None else len(tuples),
-        fingerprint([len(state) for state in states])]
+        fingerprint([len(generator.get_state()) for generator in generators])]
 
 
 def is_memory(loss) -> bool:
     "Whether a loss gives references of its own and stores rows, as `CrossBatchMemory` does."
     return all(callable(getattr(loss, name, None)) for name in ('references', 'store'))
 
-
+# %% ../nbs/54_distributed.ipynb #90ca5de5
 def check_agreement(
     everyone:list, # (W) lists, as `facts` makes them
 ):
@@ -241,47 +220,31 @@ def check_agreement(
     if not any(rows for rows, *_ in everyone):
         raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
 
-# %% ../nbs/54_distributed.ipynb #95e30848
-def parts_of(
-    loss, # any object
-) -> list: # of objects
-    "All objects that a loss is made of, itself included, in an order that all ranks share."
-    found = {}
-    waiting = [loss]
-    while waiting:
-        part = waiting.pop(0)
-        if id(part) in found or isinstance(part, (type, Tensor)):
-            continue
-        found[id(part)] = part
-        if isinstance(part, dict):
-            waiting += part.values()
-        elif isinstance(part, (list, tuple)):
-            waiting += part
-        elif hasattr(part, '__dict__') and not inspect.isroutine(part):
-            waiting += vars(part).values()
-    return list(found.values())
-
-
-def generators_of(
+# %% ../nbs/54_distributed.ipynb #996a7c3a
+def sources_of_draws(
     loss, # any object
     device:torch.device, # of the embeddings
 ) -> tuple: # generators of the process, which others use too; those of the loss
     "Where a loss may draw from; nothing for one that does not draw."
-    parts = parts_of(loss)
-    draws = any(callable(getattr(part, 'draw', None)) for part in parts)
+    draws = any(callable(getattr(part, 'draw', None)) for _, part in parts_of(loss))
     if not draws and leaves_of(loss):
         return [], []
-    shared = [torch.default_generator]
-    if device.type == 'cuda':
-        shared.append(torch.cuda.default_generators[device.index or 0])
-    own = [part for part in parts if isinstance(part, torch.Generator)
-           and not any(part is generator for generator in shared)]
-    return shared, own
+    shared = generators_of_device(device)
+    return shared, [generator for _, generator in generators_of(loss) if generator not in shared]
 
 
+def leaves_of(
+    loss, # any object
+) -> list: # of losses of the engine, without a `forward` of their own
+    "The losses within a loss that can be shared out in blocks."
+    modules = loss.modules() if isinstance(loss, nn.Module) else []
+    return [module for module in modules
+            if isinstance(module, PairLoss) and type(module).forward is PairLoss.forward]
+
+# %% ../nbs/54_distributed.ipynb #618a9719
 @contextmanager
 def same_draws(
-    shared:list, own:list, # generators, as `generators_of` finds them
+    shared:list, own:list, # generators, as `sources_of_draws` finds them
 ):
     "Inside, all ranks draw what rank 0 would; afterwards a process goes on with its own numbers."
     if not shared:
@@ -302,16 +265,7 @@ def same_draws(
         for generator, state in zip(shared, before):
             generator.set_state(state)
 
-
-def leaves_of(
-    loss, # any object
-) -> list: # of losses of the engine, without a `forward` of their own
-    "The losses within a loss that can be shared out in blocks."
-    modules = loss.modules() if isinstance(loss, nn.Module) else []
-    return [module for module in modules
-            if isinstance(module, PairLoss) and type(module).forward is PairLoss.forward]
-
-# %% ../nbs/54_distributed.ipynb #618a9719
+# %% ../nbs/54_distributed.ipynb #17500d69
 def add_over_ranks(
     parts:list, # of tensors, None on a rank that failed
     shapes:list, # theirs, the same on all ranks
@@ -330,7 +284,7 @@ def add_over_ranks(
     numbers = sent[1:].to(like.device).split([part.numel() for part in parts])
     return [flat.view(shape) for flat, shape in zip(numbers, shapes)]
 
-
+# %% ../nbs/54_distributed.ipynb #453c8e6f
 def forward_in_shares(
     loss:PairLoss,
     z:Tensor, # (N, D) of all ranks, as all other operands
@@ -358,7 +312,7 @@ def forward_in_shares(
         dref = tangent(gradients[-1], r, r_inverse).add_(poison) if to_ref else None
     return KnownGradient.apply(value, z, dz, ref if to_ref else None, dref)
 
-# %% ../nbs/54_distributed.ipynb #4c10ccb7
+# %% ../nbs/54_distributed.ipynb #59e0c0ad
 class OwnRows(torch.autograd.Function):
     "The rows of all ranks; backward keeps those of this one, times the number of ranks, Eq. (3)"
     @staticmethod
@@ -383,7 +337,7 @@ def gather_tuples(
     return [gather_rows(index + start * (alone or place in anchors), counts)
             for place, (index, counts) in enumerate(zip(tuples, lengths))]
 
-
+# %% ../nbs/54_distributed.ipynb #4c10ccb7
 @contextmanager
 def sharing(
     loss, # any object
@@ -413,17 +367,17 @@ def call(
         given.pop()
     return loss(*given)
 
-
-def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
-    "The loss of all ranks' rows. Every rank must call it, and raises what any of them raises."
-    rank = dist.get_rank()
+# %% ../nbs/54_distributed.ipynb #0cb85bae
+def agree(
+    loss, z, labels, ref, ref_labels, self_index, tuples, # as `forward_together` takes them
+) -> tuple: # (z, labels, self_index, tuples) as tensors, sources of draws, facts of all ranks
+    "What ranks know of each other before a row travels. Raises what any raises, on all of them."
     error, known = None, [0] * len(fact_names)
     try:
         R = None if ref is None else len(check_embeddings(ref, 'ref'))
-        z, labels, self_index, tuples = check_share(z, labels, self_index, tuples, R)
-        shared, own = generators_of(loss, z.device)
-        states = [generator.get_state() for generator in shared + own]
-        known = facts(loss, z, labels, self_index, tuples, ref, ref_labels, states)
+        share = check_share(z, labels, self_index, tuples, R)
+        sources = sources_of_draws(loss, share[0].device)
+        known = facts(loss, *share, ref, ref_labels, sum(sources, []))
     except Exception as e:
         error = e
     everyone = exchange([error is not None, *known])
@@ -431,8 +385,15 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
         raise_together(error)
     everyone = [known for _, *known in everyone]
     check_agreement(everyone)
+    return share, sources, everyone
+
+# %% ../nbs/54_distributed.ipynb #56a86561
+def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
+    "The loss of all ranks' rows. Every rank must call it, and raises what any of them raises."
+    share, sources, everyone = agree(loss, z, labels, ref, ref_labels, self_index, tuples)
+    z, labels, self_index, tuples = share
     counts, of_positives, of_negatives, to_z, to_ref = list(zip(*everyone))[:free_to_differ]
-    start = sum(counts[:rank])
+    start = sum(counts[:dist.get_rank()])
     gathered = gather_rows(z.detach(), counts)
     if z.requires_grad:
         gathered = OwnRows.apply(z, gathered, start)
@@ -446,7 +407,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
         self_index = gather_rows(self_index, counts)
     if tuples is not None:
         tuples = gather_tuples(tuples, start, ref is None, of_positives, of_negatives)
-    with same_draws(shared, own), sharing(loss):
+    with same_draws(*sources), sharing(loss):
         if is_memory(loss):
             value = call(loss.loss, gathered, labels, *loss.references(gathered, labels), None)
             loss.store(gathered.detach(), labels)

@@ -19,9 +19,7 @@ __all__ = ['Checkpoints']
 import itertools
 import json
 import random
-import re
 import shutil
-import types
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +36,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from .check import generators_of, printed
 from .core import check_number
 from .index import _read_folder, _write_folder
 from .learner import ClassBatchDL
@@ -107,30 +106,6 @@ def set_random_state(
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, words, next_gauss = state['python']
     random.setstate((version, tuple(words), next_gauss))
-
-
-def generators(
-    thing, # a loss, or a part of one
-    name:str='loss',
-    seen:set=None, # what was visited
-):
-    "Yield (name, generator) for each generator that an object or its parts hold"
-    seen = set() if seen is None else seen
-    if isinstance(thing, torch.Generator):
-        yield name, thing
-        return
-    parts = {}
-    if isinstance(thing, dict):
-        parts = thing
-    elif isinstance(thing, (list, tuple)):
-        parts = dict(enumerate(thing))
-    elif not isinstance(thing, (type, types.ModuleType, types.FunctionType)):
-        parts = getattr(thing, '__dict__', {})
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    for key, part in parts.items():
-        yield from generators(part, f'{name}.{key}', seen)
 
 # %% ../nbs/55_recovery.ipynb #a06ef041
 def loader_state(
@@ -240,13 +215,12 @@ def identity(
     "What must agree for a checkpoint to be of this training"
     weights = get_model(learn.model).state_dict()
     shapes = {name: list(value.shape) for name, value in weights.items()}
-    loss = re.sub(' at 0x[0-9a-f]+', '', repr(learn.loss_func))
     return {
         'epochs': learn.n_epoch,
         'batches': batches_of(learn.dls.train),
         'parameters': shapes,
         'frozen groups': learn.opt.frozen_idx,
-        'loss': loss,
+        'loss': printed(learn.loss_func),
         **schedule_of(learn),
     }
 
@@ -371,7 +345,7 @@ def _restore(self:Checkpoints):
         if part is self.opt:
             state['hypers'] = L(state['hypers'])
         part.load_state_dict(state)
-    for name, generator in generators(self.loss_func):
+    for name, generator in generators_of(self.loss_func):
         generator.set_state(self.state['generators'][name])
     for cb in trackers(self.learn):
         for name, value in self.state['trackers'][cb.name].items():
@@ -480,7 +454,7 @@ def save(
         'step': self.train_iter,
         'share': float(self.pct_train),
         'parts': {name: part.state_dict() for name, part in parts.items()},
-        'generators': {name: g.get_state() for name, g in generators(self.loss_func)},
+        'generators': {name: g.get_state() for name, g in generators_of(self.loss_func)},
         'trackers': tracker_states(self.learn),
         'recorder': recorder_state(self.recorder),
         'random': random_state(),

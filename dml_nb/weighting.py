@@ -260,28 +260,33 @@ def sweep(
     loss, # a `PairLoss`
     rows_of_S, # (first, last + 1, scratch) -> those rows of S (b, R), in the order of `batch.rows`
     batch:Batch,
+    cuts:list=None, # (first, last + 1) of all blocks; None: as the loss wants them
+    mine:list=None, # those of them whose weights are asked for; None: all
 ):
     "Yield (pairs, value, W) block by block; W lives until the next block is asked for."
-    cuts = spans(batch, loss.block, loss.indivisible)
+    if cuts is None:
+        cuts = spans(batch, loss.block, loss.indivisible)
+    if mine is None:
+        mine = cuts
     if not cuts:
         return
     scratch = borrow_scratch()
 
-    def new_blocks():
-        for lo, hi in cuts:
+    def new_blocks(wanted):
+        for lo, hi in wanted:
             scratch.rewind(0)
             S = rows_of_S(lo, hi, scratch)
             yield S, batch.view(batch, lo, hi, S.dtype, scratch)
 
     blocks = new_blocks
-    if len(cuts) == 1:                  # one block is made once for all passes
-        only = list(new_blocks())
+    if len(cuts) == len(mine) == 1:     # one block is made once for all passes
+        only = list(new_blocks(cuts))
 
-        def blocks(): return only
+        def blocks(wanted): return only
 
     terms = loss.terms
-    statistics = survey_blocks(terms, blocks)
-    for S, pairs in blocks():
+    statistics = survey_blocks(terms, lambda: blocks(cuts))
+    for S, pairs in blocks(mine):
         yield pairs, *add_terms(terms, statistics, S, pairs)
     scratch.give_back()
 
@@ -365,11 +370,12 @@ def gradient_by_blocks(
     batch:Batch,
     alone:bool, # r is x
     to_x:bool, to_r:bool, # which gradients are wanted
+    cuts:list=None, mine:list=None, # as `sweep` takes them
 ) -> tuple: # value; ∂/∂x (B, D); ∂/∂r (R, D), in a self-batch the same tensor as ∂/∂x
     "S = x rᵀ block by block, then W r and Wᵀ x."
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     anchors = x[batch.rows]
-    d_anchors = torch.empty_like(anchors)
+    d_anchors = torch.zeros_like(anchors)
     dr = torch.zeros_like(r)
     compiling = torch.compiler.is_compiling()
 
@@ -377,7 +383,7 @@ def gradient_by_blocks(
         out = None if compiling else scratch.take(r, (hi - lo, len(r)))
         return product(anchors[lo:hi], r.T, out=out)
 
-    for pairs, block_value, W in sweep(loss, rows_of_S, batch):
+    for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts, mine):
         value = value + block_value
         if to_x:
             d_anchors[pairs.lo:pairs.hi] = W @ r

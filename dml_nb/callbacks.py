@@ -41,7 +41,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from .check import arguments, generators_of, generators_of_device
 from .core import (
     as_labels, check_embeddings, check_number, full_precision, similarities, unit)
 from .losses import (
@@ -50,7 +49,8 @@ from .losses import (
 from .losses.adapted import class_means
 from .plots import BLUE, GREEN, INK, NEGATIVE, POSITIVE, small_png, style
 from .transport import Wasserstein
-from .weighting import Kept, PairLoss, Sum, check_flag
+from .weighting import (
+    Kept, PairLoss, Sum, arguments, check_flag, generators_of, generators_of_device)
 
 # %% ../nbs/52_callbacks.ipynb #705954fc
 def random_states(

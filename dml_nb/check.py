@@ -21,11 +21,9 @@ import json
 import os
 import pickle
 import platform
-import re
 import subprocess
 import sys
 import time
-import types
 from copy import copy, deepcopy
 from datetime import datetime, timezone
 from functools import reduce
@@ -878,51 +876,3 @@ def exported(
 
     given = {name: twin(value) for name, value in arguments(obj, without=()).items()}
     return getattr(import_module(module), type(obj).__name__)(**given)
-
-# %% ../nbs/02_check.ipynb #0d492342
-CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-
-
-def parts_of(
-    thing, # any object
-    name:str='loss', # its own; a part is named after what holds it
-    seen:set=None, # addresses of what was visited
-):
-    "Yield (name, part) of an object and of all that it is made of: each once, in a fixed order."
-    seen = set() if seen is None else seen
-    if id(thing) in seen or isinstance(thing, CODE):
-        return
-    seen.add(id(thing))
-    yield name, thing
-    if isinstance(thing, dict):
-        inside = thing
-    elif isinstance(thing, (list, tuple)):
-        inside = dict(enumerate(thing))
-    else:
-        inside = getattr(thing, '__dict__', {})
-    for key, part in inside.items():
-        yield from parts_of(part, f'{name}.{key}', seen)
-
-
-def generators_of(
-    loss, # any object
-):
-    "Yield (name, generator) of a loss and its parts."
-    for name, part in parts_of(loss):
-        if isinstance(part, torch.Generator):
-            yield name, part
-
-
-def generators_of_device(
-    device:torch.device, # where something is computed
-) -> list: # of torch.Generator
-    "What a process draws from without saying so: torch's own, and the GPU's."
-    found = [torch.default_generator]
-    if device.type == 'cuda':
-        found.append(torch.cuda.default_generators[device.index or 0])
-    return found
-
-# %% ../nbs/02_check.ipynb #eb6419b5
-def printed(thing) -> str:
-    "What an object prints, without the address at which it lies."
-    return re.sub(' at 0x[0-9a-f]+', '', repr(thing))

@@ -29,13 +29,12 @@ if dist.is_available():
     # before there is a group, which its functions would keep, with its threads, for ever
     import torch.distributed.nn
 
-from .check import generators_of, generators_of_device, parts_of, printed
 from dml_nb.core import (
     Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
     spans)
-from dml_nb.weighting import (
-    KnownGradient, PairLoss, as_peers_call, check_operands, gradient_by_blocks, tangent,
-    unit_operands)
+from .weighting import (
+    KnownGradient, PairLoss, as_peers_call, check_operands, generators_of, generators_of_device,
+    gradient_by_blocks, parts_of, printed, tangent, unit_operands)
 
 # %% ../nbs/54_distributed.ipynb #cc7f6b6e
 def deal(

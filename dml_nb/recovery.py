@@ -36,11 +36,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from .check import generators_of, printed
 from .core import check_number
 from .index import _read_folder, _write_folder
 from .learner import ClassBatchDL
-from .weighting import check_flag
+from .weighting import check_flag, generators_of, printed
 
 # %% ../nbs/55_recovery.ipynb #6c5c0cdf
 def pack(

@@ -17,6 +17,8 @@ __all__ = ['keep_above', 'keep_below', 'exp_', 'log_sum_exp', 'PairLoss', 'Miner
 
 # %% ../nbs/01_weighting.ipynb #805b582d
 import inspect
+import re
+import types
 from numbers import Real
 
 import torch
@@ -630,7 +632,7 @@ class Sum(PairLoss):
     @property
     def indivisible(self):
         units = 'pair', 'class', 'batch'
-        return max((term.indivisible for _, term in self.terms), key=units.index)
+        return units[max(units.index(term.indivisible) for _, term in self.terms)]
 
     @property
     def own_batch_only(self):
@@ -753,3 +755,51 @@ def check_miner(miner):
     hint = ("; a miner of another library is called by itself, and the indices that it gives are "
             "passed to the loss as tuples=")
     return check_object('miner', miner, 'mine', 'MultiSimilarityMiner()', hint, arguments=3)
+
+# %% ../nbs/01_weighting.ipynb #bce04d2e
+CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+
+
+def parts_of(
+    thing, # any object
+    name:str='loss', # its own; a part is named after what holds it
+    seen:set=None, # addresses of what was visited
+):
+    "Yield (name, part) of an object and of all that it is made of: each once, in a fixed order."
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, CODE):
+        return
+    seen.add(id(thing))
+    yield name, thing
+    if isinstance(thing, dict):
+        inside = thing
+    elif isinstance(thing, (list, tuple)):
+        inside = dict(enumerate(thing))
+    else:
+        inside = getattr(thing, '__dict__', {})
+    for key, part in inside.items():
+        yield from parts_of(part, f'{name}.{key}', seen)
+
+
+def generators_of(
+    loss, # any object
+):
+    "Yield (name, generator) of a loss and its parts."
+    for name, part in parts_of(loss):
+        if isinstance(part, torch.Generator):
+            yield name, part
+
+
+def generators_of_device(
+    device:torch.device, # where something is computed
+) -> list: # of torch.Generator
+    "What a process draws from without saying so: torch's own, and the GPU's."
+    found = [torch.default_generator]
+    if device.type == 'cuda':
+        found.append(torch.cuda.default_generators[device.index or 0])
+    return found
+
+# %% ../nbs/01_weighting.ipynb #4b871ce6
+def printed(thing) -> str:
+    "What an object prints, without the address at which it lies."
+    return re.sub(' at 0x[0-9a-f]+', '', repr(thing))

@@ -23,6 +23,7 @@ def settings():
     ('dml_nb.core', heavy),
     ('dml_nb.weighting', heavy),
     ('dml_nb.losses', heavy),
+    ('dml_nb.distributed', heavy),
     ('dml_nb.embedding', ('fastai', 'torchvision'))])
 def test_imports_are_light(module, unwanted):
     code = f'import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))'

@@ -90,6 +90,14 @@ def same(found, wanted, what, tolerance=1e-10):
     assert error < tolerance, f'{what}: apart by {error:.1e}'
 
 
+def same_step(found, value, net, wanted):
+    "Go backward from `found`: the value, and the gradient of each parameter of the network"
+    found.backward()
+    same(found.detach(), value.detach(), 'value')
+    for p, q in zip(gradients(net), wanted):
+        same(p, q, 'gradient')
+
+
 def check_loss(rank, world, make):
     "Value, gradients of a network averaged over ranks, gradients of the rows"
     x, labels, net = batch(world)
@@ -104,10 +112,7 @@ def check_loss(rank, world, make):
     z = apart(mine(x, rank, world))
     z.retain_grad()
     found = loss(z, mine(labels, rank, world))
-    found.backward()
-    same(found.detach(), value.detach(), 'value')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
+    same_step(found, value, net, wanted)
     if rank > 0:
         state = torch.get_rng_state()
         assert torch.equal(state, torch.Generator().manual_seed(5 + rank).get_state())
@@ -139,11 +144,8 @@ def check_references(rank, world, make):
     z = apart(mine(x, rank, world))
     found = distributed(make())(z, mine(labels, rank, world), learned, ref_labels,
                                 mine(own, rank, world))
-    found.backward()
-    same(found.detach(), value, 'value')
+    same_step(found, value, net, wanted)
     same(learned.grad, ref.grad, 'gradient of the references')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
 
 
 def check_matrix(rank, world):
@@ -154,10 +156,7 @@ def check_matrix(rank, world):
     apart = DistributedDataParallel(net)
     z = apart(mine(x, rank, world))
     found = distributed(MultiSimilarity())(z, mine(matrix, rank, world))
-    found.backward()
-    same(found.detach(), value, 'value')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
+    same_step(found, value, net, wanted)
 
 
 def check_tuples(rank, world, make, several):
@@ -175,10 +174,7 @@ def check_tuples(rank, world, make, several):
     apart = DistributedDataParallel(net)
     z = apart(mine(x, rank, world))
     found = distributed(make())(z, None, tuples=lists[rank])
-    found.backward()
-    same(found.detach(), value, 'value')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
+    same_step(found, value, net, wanted)
 
 
 def check_empty_rank(rank, world):
@@ -188,10 +184,7 @@ def check_empty_rank(rank, world):
     rows = slice(None) if rank == world - 1 else slice(0)
     apart = DistributedDataParallel(net)
     found = distributed(MultiSimilarity())(apart(x[rows]), labels[rows])
-    found.backward()
-    same(found.detach(), value, 'value')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
+    same_step(found, value, net, wanted)
 
 
 def check_narrow(rank, world, dtype, tolerance):
@@ -319,11 +312,8 @@ def check_foreign(rank, world):
     apart = DistributedDataParallel(net)
     z = apart(mine(x, rank, world))
     found = distributed(theirs)(z, mine(labels, rank, world))
-    found.backward()
-    same(found.detach(), value, 'value')
+    same_step(found, value, net, wanted)
     same(theirs.centres.grad, centres, 'gradient of its parameters')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
 
 
 def check_training(rank, world):
@@ -373,11 +363,8 @@ def check_memory(rank, world):
         net.zero_grad()
         slope = one.loss.log_scale.grad.clone()
         found = many(apart(mine(x, rank, world) + step), mine(labels, rank, world))
-        found.backward()
-        same(found.detach(), wanted_value.detach(), 'value')
+        same_step(found, wanted_value, net, wanted)
         same(many.loss.loss.log_scale.grad, slope, 'gradient of the temperature')
-        for p, q in zip(gradients(net), wanted):
-            same(p, q, 'gradient')
         net.zero_grad()
     same(many.loss.rows, one.rows, 'rows that are stored')
     assert torch.equal(many.loss.labels, one.labels)
@@ -391,10 +378,7 @@ def check_chunks(rank, world):
     apart = DistributedDataParallel(net)
     z = GradientCache(4).embed(apart, mine(x, rank, world))
     found = distributed(MultiSimilarity())(z, mine(labels, rank, world))
-    found.backward()
-    same(found.detach(), value, 'value')
-    for p, q in zip(gradients(net), wanted):
-        same(p, q, 'gradient')
+    same_step(found, value, net, wanted)
 
 
 CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()} | {

@@ -29,9 +29,20 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .core import as_labels, check_embeddings, check_number, full_precision, product, unit
-from .weighting import check_choice
 
 # %% ../nbs/40_retrieval.ipynb #0b615312
+def as_integers(
+    ids:np.ndarray, # (n,) integers of any type
+    name:str, # how the caller calls them
+) -> Tensor: # (n,) int64
+    "Integers of any size and byte order as int64; raises ValueError for one that does not fit"
+    if ids.size:
+        for value in (int(ids.min()), int(ids.max())):
+            if not -2**63 <= value < 2**63:
+                message = '64-bit signed integers are wanted'
+                raise ValueError(f'{name}: {message}, {value} was given')
+    return torch.from_numpy(ids.astype(np.int64))
+
 def as_ids(
     labels, # (n,) integers or strings in a tensor, array, list or column of a table
     n:int, # how many are wanted
@@ -39,23 +50,31 @@ def as_ids(
 ): # (n,) int64 tensor, or (n,) array of strings
     "`labels` as int64 or as strings; raises TypeError for others, ValueError for a wrong length"
     if isinstance(labels, Tensor):
-        return as_labels(labels, n, device='cpu', name=name)
-    if isinstance(labels, (list, tuple)):
-        plain = [value.tolist() if isinstance(value, Tensor) else value for value in labels]
-        labels = np.asarray(plain, dtype=object)
-    ids = np.asarray(labels)
-    is_text = [False]
+        if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            return as_labels(labels, n, device='cpu', name=name)
+        labels = labels.cpu().numpy()
+    ids = np.asarray(labels, dtype=object if isinstance(labels, (list, tuple)) else None)
     if ids.dtype.kind in 'OTU':
-        is_text = [isinstance(value, str) for value in ids.flat]
-    if all(is_text):
-        if ids.shape != (n,):
-            wanted = f'one for each of the {n} rows is wanted'
-            raise ValueError(f'{name}: {wanted}, shape {ids.shape} was given')
-        return ids.astype(str)
-    if any(is_text):
-        wanted = 'all integers or all strings are wanted'
-        raise TypeError(f'{name}: {wanted}, a mixture was given')
+        text = [isinstance(value, str) for value in ids.flat]
+        if all(text):
+            if ids.shape != (n,):
+                wanted = f'one for each of the {n} rows is wanted'
+                raise ValueError(f'{name}: {wanted}, shape {ids.shape} was given')
+            return ids.astype(str)
+        if any(text):
+            wanted = 'all integers or all strings are wanted'
+            raise TypeError(f'{name}: {wanted}, a mixture was given')
+        if not all(_is_integer(value) for value in ids.flat):
+            given = f'{ids.tolist()!r:.80} was given'
+            raise TypeError(f'{name}: integers or strings are wanted, {given}')
+    if ids.dtype.kind in 'iuO':
+        ids = as_integers(ids, name)
     return as_labels(ids, n, device='cpu', name=name)
+
+def _is_integer(value):
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and value.dtype != torch.bool
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 # %% ../nbs/40_retrieval.ipynb #40e3b0e8
 def shared_codes(
@@ -78,7 +97,7 @@ def shared_codes(
         codes = torch.from_numpy(np.unique(both, return_inverse=True)[1].astype(np.int64))
     return codes[:len(ids)], codes[len(ids):]
 
-# %% ../nbs/40_retrieval.ipynb #3852270b
+# %% ../nbs/40_retrieval.ipynb #da407eef
 def native(
     rows:np.ndarray, # (b, D) of any byte order and any strides
 ) -> Tensor: # (b, D)
@@ -112,7 +131,6 @@ def gathered(
         raise ValueError(f'{name}: {wanted}, {filled} were given')
     return table
 
-# %% ../nbs/40_retrieval.ipynb #cf9d2244
 def readable(
     z, # (B, D) tensor or array, or an iterator of blocks of rows
     name:str, # how the caller calls them
@@ -121,7 +139,7 @@ def readable(
     "What rows can be read from; raises TypeError or ValueError for what cannot be embeddings"
     if isinstance(z, np.ndarray):
         try:
-            dtype = native(np.empty(0, z.dtype)).dtype
+            dtype = native(z.reshape(-1)[:0]).dtype
         except TypeError:
             wanted = 'floating-point embeddings are wanted'
             raise TypeError(f'{name}: {wanted}, {z.dtype} was given') from None
@@ -134,9 +152,9 @@ def readable(
         return gathered(z, name, len(labels))
     return check_embeddings(z, name).detach()
 
-# %% ../nbs/40_retrieval.ipynb #946ec2b9
+# %% ../nbs/40_retrieval.ipynb #f5dfc90c
 class Rows:
-    "Rows of embeddings, read in blocks"
+    "Unit rows of embeddings, read and normalised in blocks"
     step = 2**17    # numbers normalised at once: as float64 they fit a core's cache
 
     def __init__(
@@ -172,40 +190,37 @@ class Rows:
             return native(self.source[rows if isinstance(rows, slice) else rows.numpy()])
         return self.source[rows if isinstance(rows, slice) else rows.to(self.source.device)]
 
-# %% ../nbs/40_retrieval.ipynb #aae36932
-@patch
-def normalised(
-    self:Rows,
-    rows:Tensor, # (b,) which, in any order
-    workers=None, # who share the work, default this thread alone
-) -> Tensor: # (b, D)
-    "Unit rows, where and in the precision in which they are compared"
-    first = int(rows[0])
-    in_a_row = rows.equal(torch.arange(first, first + len(rows)))
-    out = torch.empty(len(rows), self.dim, dtype=self.dtype, device=self.device)
+    def unit(
+        self,
+        rows:Tensor, # (b,) which, in any order
+        workers=None, # who share the work, default this thread alone
+    ) -> Tensor: # (b, D)
+        "Unit rows, where and in the precision in which they are compared"
+        first = int(rows[0])
+        in_a_row = rows.equal(torch.arange(first, first + len(rows)))
+        out = torch.empty(len(rows), self.dim, dtype=self.dtype, device=self.device)
 
-    def one(part):
-        wanted = slice(first + part.start, first + part.stop) if in_a_row else rows[part]
-        out[part] = unit(self.read(wanted).to(self.device).double()).to(self.dtype)
+        def one(part):
+            wanted = slice(first + part.start, first + part.stop) if in_a_row else rows[part]
+            out[part] = unit(self.read(wanted).to(self.device).double()).to(self.dtype)
 
-    if workers is None:
-        for part in self.steps(len(rows)):
-            one(part)
-    else:
-        workers.each(one, self.steps(len(rows)))
-    return out
+        if workers is None:
+            for part in self.steps(len(rows)):
+                one(part)
+        else:
+            workers.each(one, self.steps(len(rows)))
+        return out
 
-@patch
-def load(
-    self:Rows,
-    rows:Tensor, # (b,)
-    workers, # who share the work
-) -> Tensor: # (b, D)
-    "`normalised`, which remembers its last answer"
-    if self.last is None or not self.last[0].equal(rows):
-        self.last = None        # so that it can be freed before the next one is made
-        self.last = rows, self.normalised(rows, workers)
-    return self.last[1]
+    def load(
+        self,
+        rows:Tensor, # (b,)
+        workers, # who share the work
+    ) -> Tensor: # (b, D)
+        "`unit`, which remembers its last answer"
+        if self.last is None or not self.last[0].equal(rows):
+            self.last = None        # so that it can be freed before the next one is made
+            self.last = rows, self.unit(rows, workers)
+        return self.last[1]
 
 # %% ../nbs/40_retrieval.ipynb #2d8a5530
 class Workers:
@@ -297,25 +312,23 @@ class Classes:
             ranked &= (self.gallery_cameras[item] != camera) | (camera < 0)
         return place, real, ranked
 
-# %% ../nbs/40_retrieval.ipynb #98d1b69d
-@patch
-def blocks(
-    self:Classes,
-    rows:int, # at most so many queries
-    right:int, # at most so many right items of all of them, padding included
-    span:int=2**62, # at most so many members, if more than one class
-    within:slice=None, # only these queries
-) -> list: # of slices of `rows`
-    "The queries in blocks of bounded size"
-    found, width = [], self.stop - self.start
-    lo, end = (0, len(self.rows)) if within is None else (within.start, within.stop)
-    while lo < end:
-        near = slice(lo, min(lo + rows, end))
-        fits = width[near] * torch.arange(1, len(width[near]) + 1) <= right
-        fits &= self.stop[near] - self.start[lo] <= max(span, int(width[lo]))
-        found.append(slice(lo, lo + max(1, int(fits.sum()))))
-        lo = found[-1].stop
-    return found
+    def blocks(
+        self,
+        rows:int, # at most so many queries
+        right:int, # at most so many right items of all of them, padding included
+        span:int=2**62, # at most so many members, if more than one class
+        within:slice=None, # only these queries
+    ) -> list: # of slices of `rows`
+        "The queries in blocks of bounded size"
+        found, width = [], self.stop - self.start
+        lo, end = (0, len(self.rows)) if within is None else (within.start, within.stop)
+        while lo < end:
+            near = slice(lo, min(lo + rows, end))
+            fits = width[near] * torch.arange(1, len(width[near]) + 1) <= right
+            fits &= self.stop[near] - self.start[lo] <= max(span, int(width[lo]))
+            found.append(slice(lo, lo + max(1, int(fits.sum()))))
+            lo = found[-1].stop
+        return found
 
 # %% ../nbs/40_retrieval.ipynb #bcf9da3c
 def ascending(
@@ -357,7 +370,7 @@ def own_similarities(
     own = None
     for lo in range(first, last, strip):
         hi = min(lo + strip, last)
-        S = product(x, gallery.normalised(members[lo:hi]).T)                          # (b, hi − lo)
+        S = product(x, gallery.unit(members[lo:hi]).T)                          # (b, hi − lo)
         here = S.gather(1, (place - lo).clamp(0, hi - lo - 1))
         own = here if own is None else torch.where(place < lo, own, here)
     return own.masked_fill(~real, -torch.inf)
@@ -868,22 +881,6 @@ def check_ks(
         raise ValueError(f'ks: {wanted}, {ks!r} was given')
     return tuple(int(k) for k in ks)
 
-def check_sides(
-    gallery, # all four as `evaluate` takes them
-    gallery_labels,
-    cameras,
-    gallery_cameras,
-):
-    "Raises ValueError for a gallery without labels, and for cameras of one of two sides"
-    if (gallery is None) != (gallery_labels is None):
-        raise ValueError('gallery, gallery_labels: both or neither are wanted, one was given')
-    if gallery is None and gallery_cameras is not None:
-        raise ValueError('gallery_cameras: a gallery is wanted with them, none was given')
-    if gallery is not None and (cameras is None) != (gallery_cameras is None):
-        wanted = 'both are wanted with a gallery, cameras alone without one'
-        raise ValueError(f'cameras, gallery_cameras: {wanted}, one was given')
-
-# %% ../nbs/40_retrieval.ipynb #31970e8c
 def collect(
     blocks, # what `all_ranks` yields
     n:int, # B, number of rows
@@ -928,7 +925,7 @@ def two_sides(
     x.dtype = g.dtype = torch.promote_types(x.dtype, g.dtype)
     return x, g
 
-# %% ../nbs/40_retrieval.ipynb #b6c41e3f
+# %% ../nbs/40_retrieval.ipynb #2deaf83b
 @torch.no_grad()
 def evaluate(
     z, # (B, D) queries: tensor, array (also on a disk), or an iterator of blocks of rows
@@ -948,8 +945,15 @@ def evaluate(
     Raises TypeError or ValueError, naming the argument, for what cannot be embeddings, labels,
     cameras or cut-offs, and ValueError without a labelled query and a labelled gallery item."""
     ks, alone = check_ks(ks), gallery is None
-    check_choice('no_match', no_match, 'skip', 'miss')
-    check_sides(gallery, gallery_labels, cameras, gallery_cameras)
+    if no_match not in ('skip', 'miss'):
+        raise ValueError(f"no_match: 'skip' or 'miss' is wanted, {no_match!r} was given")
+    if alone != (gallery_labels is None):
+        raise ValueError('gallery, gallery_labels: both or neither are wanted, one was given')
+    if (cameras is None) != (gallery_cameras is None) and (not alone or cameras is None):
+        wanted = 'both are wanted with a gallery, cameras alone without one'
+        raise ValueError(f'cameras, gallery_cameras: {wanted}, one was given')
+    if alone and gallery_cameras is not None:
+        raise ValueError('gallery_cameras: a gallery is wanted with them, none was given')
 
     x, g = two_sides(z, gallery, labels, gallery_labels, device)
     ids = as_ids(labels, len(x))

@@ -340,27 +340,33 @@ class LossCallback(Watcher):
             raise TypeError(f'loss: a loss, as Triplet(), is wanted, {loss!r:.60} was given')
         return loss
 
-    def added(self,
-        z:Tensor, # (B, D) embeddings
-        labels, # (B,)
-    ):
-        "What is added to the loss of a batch; None: nothing."
-        if self.loss is None or self.factor == 0:
-            return None
-        self.value = self.loss(z, labels)
-        return self.factor * self.value
+# %% ../nbs/52_callbacks.ipynb #19171c9e
+@patch
+def added(self:LossCallback,
+    z:Tensor, # (B, D) embeddings
+    labels, # (B,)
+):
+    "What is added to the loss of a batch; None: nothing."
+    if self.loss is None or self.factor == 0:
+        return None
+    self.value = self.loss(z, labels)
+    return self.factor * self.value
 
-    def after_loss(self):
-        if len(self.yb):
-            more = self.added(self.embeddings(), self.yb[0])
-            if more is not None:
-                self.learn.loss_grad = self.learn.loss_grad + more
-                self.learn.loss = self.learn.loss_grad.clone()
-        super().after_loss()
 
-    def look(self, z, labels):
-        value = self.loss(z, labels) if self.factor == 0 else self.value.detach()
-        return {self.columns[0]: value.mean()}
+@patch
+def after_loss(self:LossCallback):
+    if len(self.yb):
+        more = self.added(self.embeddings(), self.yb[0])
+        if more is not None:
+            self.learn.loss_grad = self.learn.loss_grad + more
+            self.learn.loss = self.learn.loss_grad.clone()
+    super(LossCallback, self).after_loss()
+
+
+@patch
+def look(self:LossCallback, z, labels):
+    value = self.loss(z, labels) if self.factor == 0 else self.value.detach()
+    return {self.columns[0]: value.mean()}
 
 # %% ../nbs/52_callbacks.ipynb #ff4db7db
 @patch

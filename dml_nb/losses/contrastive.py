@@ -27,7 +27,8 @@ from torch.nn.functional import pad, softplus
 
 from ..core import Pairs, check_number, inf, unit, widen
 from .neighbours import NPairs
-from ..weighting import PairLoss, check_flag, check_object, check_operands, log_sum_exp
+from ..weighting import (
+    PairLoss, as_peers_call, check_flag, check_object, check_operands, log_sum_exp)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #0109c4c9
 class InfoNCE(NPairs):
@@ -84,8 +85,8 @@ class SupCon(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4e2dfafd
 class Circle(PairLoss):
-    """(1/B) Σ_a log(1 + Σ_n e^{γ α_n (S_an - m)} Σ_p e^{-γ α_p (S_ap - 1 + m)}), α_p = [1 + m - S_ap]₊
-    and α_n = [S_an + m]₊ held fixed (Sun et al., 2020)"""
+    """(1/B) Σ_a log(1 + Σ_n e^{γ α_n (S_an - m)} Σ_p e^{-γ α_p (S_ap - 1 + m)}), where
+    α_p = [1 + m - S_ap]₊ and α_n = [S_an + m]₊ are held fixed (Sun et al., 2020)"""
     def __init__(
         self,
         m:float=.4, # relaxation: the boundary has radius √2 m
@@ -113,8 +114,8 @@ class Circle(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #bd841639
 class IntraPairVariance(PairLoss):
-    """Mean [(1 - ε_p) μ_p - S_p]₊² of all positives + mean [S_n - (1 + ε_n) μ_n]₊² of all negatives,
-    μ being their means in the batch (Yu and Tao, 2019)"""
+    """Mean [(1 - ε_p) μ_p - S_p]₊² of positives + mean [S_n - (1 + ε_n) μ_n]₊² of negatives, μ
+    being their means in the batch (Yu and Tao, 2019)"""
     surveys = 2
 
     def __init__(
@@ -239,7 +240,8 @@ class BoundaryInColumn(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #645cd93e
 class MarginLoss(PairLoss):
-    """Mean over triplets of [d_ap - β + m]₊ + [β - d_an + m]₊ with d = √(2 - 2S) (Wu et al., 2017)"""
+    """Mean over triplets of [d_ap - β + m]₊ + [β - d_an + m]₊ with d = √(2 - 2S) (Wu et al.,
+    2017)"""
     def __init__(
         self,
         margin:float=.2, # m, half the width of the gap
@@ -271,9 +273,12 @@ class MarginLoss(PairLoss):
     def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
         """As every loss. Boundaries get a gradient where the labels are integers and the loss
         is no part of a sum."""
-        z, ref, batch = check_operands(self, z, labels, ref, ref_labels, self_index, tuples)
-        if self.classes is None or batch.y is None:
-            return super().forward(z, labels, ref, ref_labels, self_index, tuples)
+        given = as_peers_call(ref, ref_labels, self_index, tuples)
+        if self.classes is None:
+            return super().forward(z, labels, *given)
+        z, ref, batch = check_operands(self, z, labels, *given)
+        if batch.y is None:
+            return super().forward(z, labels, *given)
         x = unit(z) if self.normalize else widen(z)                      # (B, D)
         r = x if ref is None else unit(ref) if self.normalize else widen(ref)
         x = torch.cat([x, self.boundaries_of(batch.y).to(x.dtype)], 1)   # (B, D + 1)
@@ -286,8 +291,8 @@ class MarginLoss(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e7e3fae5
 class CentroidTriplet(PairLoss):
-    """Mean over anchors and other classes l of [‖x_a - c_own‖² - ‖x_a - c_l‖² + m]₊, c being means of
-    unit rows and c_own without the anchor (Wieczorek et al., 2021)"""
+    """Mean over anchors and other classes l of [‖x_a - c_own‖² - ‖x_a - c_l‖² + m]₊, c being means
+    of unit rows and c_own without the anchor (Wieczorek et al., 2021)"""
     own_batch_only = True
     surveys = 2
 
@@ -305,7 +310,7 @@ class CentroidTriplet(PairLoss):
         return torch.zeros_like(labelled).index_add_(0, batch.start, labelled)
 
     def sums(self, S, pairs):
-        "Sums of similarities of each anchor: to its own class (b, 1), to the others by slot (b, B)."
+        "Sums of each anchor's similarities: to its class (b, 1), to the others by slot (b, B)."
         P, N = pairs.split(S)
         own = P.masked_fill(P == inf, 0.).sum(1, keepdim=True)
         slots = pairs.batch.start.expand(len(N), -1)
@@ -326,7 +331,7 @@ class CentroidTriplet(PairLoss):
         return gap.clamp_(min=0).mul_(is_class & (pairs.n_pos > 0))
 
     def survey(self, S, pairs, accumulator):
-        "First the sums within classes; then open hinges by anchor, and by the class they are against."
+        "First the sums within classes; then open hinges by anchor, and by class they are against."
         batch = pairs.batch
         kinds = 1 if pairs.statistics is None else 2
         if accumulator is None:
@@ -404,7 +409,9 @@ class LearnableScale(nn.Module):
 
     def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
         "As the loss is called."
-        z, ref, batch = check_operands(self.loss, z, labels, ref, ref_labels, self_index, tuples)
+        given = as_peers_call(ref, ref_labels, self_index, tuples)
+        z, ref, batch = check_operands(self.loss, z, labels, *given)
+        _, ref_labels, _, tuples = given
         x = unit(z) if self.normalize else widen(z)
         r = x if ref is None else unit(ref) if self.normalize else widen(ref)
         root_of_scale = (self.log_scale / 2).exp().to(x.dtype)

@@ -4,6 +4,8 @@ from dml_nb.losses.adapted import (
     semi_matching_loss)
 from dml_nb.losses.angular import Angular, AngularNPairs
 from dml_nb.losses.concordance import CIT, c_index, concordance, generalization_bound
+from dml_nb.losses.contrastive import (
+    CentroidTriplet, Circle, InfoNCE, IntraPairVariance, MarginLoss, SigLIP, SupCon, TupletMargin)
 from dml_nb.losses.discrepancy import DCDL, ClassDiscrepancy
 from dml_nb.losses.dro import (
     DRO, DROKL, DistanceWeighted, DROKLGrouped, DROTopK, DROTopKPN, SemiHardPairs)
@@ -17,10 +19,12 @@ from dml_nb.losses.triplet import (
 
 __all__ = [
     'AdaptedTriplet', 'Angular', 'AngularNPairs', 'BatchHard', 'BinLifted', 'Binomial', 'CIT',
-    'ClassDiscrepancy', 'Contrastive', 'DCDL', 'DRO', 'DROKL', 'DROKLGrouped', 'DROTopK',
-    'DROTopKPN', 'DistanceWeighted', 'EqualWeights', 'HAP2S', 'HardTriplets', 'Histogram',
-    'LiftedStructure', 'LiftedStructureStar', 'MultiSimilarity', 'MultiSimilarityMiner', 'NCA',
-    'NPairs', 'RandomTriplets', 'SelectionBias', 'SemiHard', 'SemiHardPairs', 'Triplet',
-    'c_index', 'class_ratio', 'concordance', 'generalization_bound', 'induced_counts',
-    'matching_loss', 'nearest_class_mean', 'semi_matching_loss',
+    'CentroidTriplet', 'Circle', 'ClassDiscrepancy', 'Contrastive', 'DCDL', 'DRO', 'DROKL',
+    'DROKLGrouped', 'DROTopK', 'DROTopKPN', 'DistanceWeighted', 'EqualWeights', 'HAP2S',
+    'HardTriplets', 'Histogram', 'InfoNCE', 'IntraPairVariance', 'LiftedStructure',
+    'LiftedStructureStar', 'MarginLoss', 'MultiSimilarity', 'MultiSimilarityMiner', 'NCA',
+    'NPairs', 'RandomTriplets', 'SelectionBias', 'SemiHard', 'SemiHardPairs', 'SigLIP',
+    'SupCon', 'Triplet', 'TupletMargin', 'c_index', 'class_ratio', 'concordance',
+    'generalization_bound', 'induced_counts', 'matching_loss', 'nearest_class_mean',
+    'semi_matching_loss',
 ]

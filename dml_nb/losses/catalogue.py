@@ -12,6 +12,7 @@ Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""
 __all__ = ['LOSSES']
 
 # %% ../../nbs/28_losses.catalogue.ipynb #e5aa37d3
+import inspect
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,8 @@ from ..core import inf
 from .adapted import AdaptedTriplet, SelectionBias
 from .angular import Angular, AngularNPairs
 from .concordance import CIT
+from .contrastive import (
+    CentroidTriplet, Circle, InfoNCE, IntraPairVariance, MarginLoss, SigLIP, SupCon, TupletMargin)
 from .discrepancy import DCDL, ClassDiscrepancy
 from .dro import (
     DRO, DROKL, ChiSquareBall, DROKLGrouped, DROTopK, DROTopKPN, MarginPair)
@@ -50,6 +53,23 @@ class Entry:
             raise ValueError(f'{self.title}: {e}') from e
 
     @property
+    def needs(self) -> tuple:
+        "Settings without a default: ('classes', 'dim') where each class has rows to learn, else ()."
+        settings = inspect.signature(self.make).parameters.values()
+        return tuple(setting.name for setting in settings if setting.default is setting.empty
+                     and setting.kind is setting.POSITIONAL_OR_KEYWORD)
+
+    def for_data(
+        self,
+        classes:int, # classes of training
+        dim:int, # numbers in an embedding
+        **settings, # as for a call
+    ) -> PairLoss:
+        "The loss for these data: what it needs is filled in. Raises ValueError as a call does."
+        facts = dict(classes=classes, dim=dim)
+        return self(**{name: facts[name] for name in self.needs} | settings)
+
+    @property
     def title(self) -> str:
         "The name of the class or function."
         made = self.make.func if isinstance(self.make, partial) else self.make
@@ -58,14 +78,14 @@ class Entry:
     @property
     def module(self) -> str:
         "The module that explains it, without the package: 'losses.pairs'."
-        loss = self()
+        loss = self.for_data(2, 2)
         explained = loss.losses[-1] if type(loss) is Sum else loss
         return type(explained).__module__.removeprefix('dml_nb.')
 
     @property
     def rows(self) -> str:
         "What a block of anchors must hold: any rows, whole classes, the batch; or integer labels."
-        loss = self()
+        loss = self.for_data(2, 2)
         if loss.indivisible != 'pair':
             return {'class': 'classes', 'batch': 'the batch'}[loss.indivisible]
         return 'labels' if loss.own_batch_only else 'any'
@@ -73,7 +93,7 @@ class Entry:
     @property
     def sweeps(self) -> str:
         "Passes over S."
-        return self.passes or str(1 + self().surveys)
+        return self.passes or str(1 + self.for_data(2, 2).surveys)
 
 # %% ../../nbs/28_losses.catalogue.ipynb #d2d7b2c5
 LOSSES = dict(
@@ -219,6 +239,44 @@ LOSSES.update(
     triplet_discrepancy=Entry(triplet_discrepancy, 'triplet + λ transport', 'sum',
         'What both ignore.',
         'varies'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #0fdc3e69
+LOSSES.update(
+    infonce=Entry(InfoNCE, r'$\log(1+\sum_N e^{(S_{an}-S_{ap})/\tau})$', 'softmax, by positive',
+        'As N-pairs; and at a small temperature all but the nearest negatives.'),
+    supcon=Entry(SupCon, r'$-$ mean over $P$ of $\log$ chance among all', 'softmax of all',
+        'A common shift of all similarities; it rests only when all positives are equally near.'),
+    siglip=Entry(
+        SigLIP,
+        r'$\sum_P\log(1+e^{-tS-b})$ $+\,\sum_N\log(1+e^{tS+b})$',
+        r'$t\,\sigma(tS+b)$',
+        'The rest of the batch, as binomial.'),
+    circle=Entry(
+        Circle,
+        r'$\log(1+\sum_P e^{-\gamma[1+m-S]_+(S-1+m)}$ $\cdot\,\sum_N e^{\gamma[S+m]_+(S-m)})$',
+        r'$[S+m]_+\,\cdot$ softmax',
+        'How its own factors change with S: they are not differentiated.'),
+    tuplet_margin=Entry(
+        TupletMargin,
+        r'$\log(1+\sum_N e^{s(S_{an}-\cos(\theta_{ap}-\beta))})$',
+        'softmax, by positive',
+        'All but the nearest negatives: at scale 64 a difference of .05 decides.'),
+    intra_pair_variance=Entry(
+        IntraPairVariance,
+        r"$[\mu_P-S]_+^2$, $[S-\mu_N]_+^2$ to the batch's means $\mu$",
+        r'$[S-\mu_N]_+$ less its mean',
+        'Where positives stand to negatives: only the spread of each kind counts.'),
+    margin_loss=Entry(
+        MarginLoss,
+        r'$[d_{ap}-\beta+m]_+$, $[\beta-d_{an}+m]_+$',
+        r'$1[d<\beta+m]/d$',
+        'The rest of the batch: each pair is measured against one boundary.'),
+    centroid_triplet=Entry(
+        CentroidTriplet,
+        r"$[\lVert x-c_{own}\rVert^2-\lVert x-c_l\rVert^2+m]_+$, $c$: class means",
+        '1 / class size, for each open class',
+        'How a class is spread: only its mean counts.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d

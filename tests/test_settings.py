@@ -57,7 +57,17 @@ CASES = {
     'AdaptedTriplet': (dict(generator=generator()), dict(
         margin=.4, lam=.5, reduction='mean', generator=None)),
     'ClassDiscrepancy': (dict(divergence=Wasserstein(.05)), dict(divergence=MMD(sigma=.5))),
+    'InfoNCE': ({}, dict(temperature=.5)),
+    'SupCon': ({}, dict(temperature=.5, inside=True)),
+    'SigLIP': ({}, dict(scale=4., bias=-1.)),
+    'Circle': ({}, dict(m=.25, gamma=8.)),
+    'TupletMargin': ({}, dict(margin=20., scale=4.)),
+    'IntraPairVariance': ({}, dict(pos_eps=.3, neg_eps=.2)),
+    'MarginLoss': ({}, dict(margin=.5, beta=.9, classes=6)),
+    'CentroidTriplet': ({}, dict(margin=.5)),
 }
+#: Settings that make parameters: later they can be read only.
+FIXED = {('MarginLoss', 'classes')}
 #: Settings without effect at the others' defaults, with what they need to have one.
 NEEDS = {('HAP2S', 'alpha'): dict(weighting='polynomial')}
 RANDOM = 'DRO', 'DROTopK', 'DROTopKPN', 'DROKL', 'AdaptedTriplet'
@@ -96,7 +106,10 @@ def seeded(loss):
     return loss(z, labels), loss.pair_weights(z, labels)
 
 
-@pytest.mark.parametrize('name, setting', [(name, s) for name in CASES for s in CASES[name][1]])
+changeable = [(name, s) for name in CASES for s in CASES[name][1] if (name, s) not in FIXED]
+
+
+@pytest.mark.parametrize('name, setting', changeable)
 @pytest.mark.parametrize('in_a_sum', [False, True])
 def test_a_setting_changed_later_acts(name, setting, in_a_sum):
     made, others = CASES[name]
@@ -114,11 +127,20 @@ def test_a_setting_changed_later_acts(name, setting, in_a_sum):
     same(seeded(deepcopy(changed)), seeded(expected), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize('name, setting', FIXED)
+def test_a_setting_that_makes_parameters_is_read_only(name, setting):
+    made, others = CASES[name]
+    loss = getattr(package, name)(**made | {setting: others[setting]})
+    with pytest.raises(AttributeError, match=setting):
+        setattr(loss, setting, others[setting] + 1)
+    assert getattr(loss, setting) == others[setting] and list(loss.parameters())
+
+
 def test_registering_a_loss_is_one_line():
     "Every loss of the package stands in the one table that commands, recipes and pages read"
     made = set()
     for entry in LOSSES.values():
-        loss = entry()
+        loss = entry.for_data(classes=5, dim=8)
         made |= {type(loss).__name__} | {type(term).__name__ for _, term in loss.terms}
         assert isinstance(loss, PairLoss) and not (type(loss) is Sum and len(loss.terms) < 2)
     assert set(losses()) <= made

@@ -249,10 +249,15 @@ class MarginLoss(PairLoss):
         super().__init__(**kwargs)
         self.margin = check_number('margin', margin, 0)
         self.beta = check_number('beta', beta)
-        self.classes = classes
+        self.boundaries = None
         if classes is not None:
             check_number('classes', classes, 1, integer=True)
             self.boundaries = nn.Parameter(torch.full((classes,), float(beta)))
+
+    @property
+    def classes(self):
+        "How many classes have a boundary of their own, or None."
+        return None if self.boundaries is None else len(self.boundaries)
 
     def boundaries_of(self, y):
         "(b, 1) by class; `beta` for a class that is not among those learnt."

@@ -261,11 +261,10 @@ class RankedList(PairLoss):
         P, N = pairs.split(S)
         alpha = 1 + self.margin / 2 if self.alpha is None else self.alpha
         P.masked_fill_(P == inf, 1.)
-        absent = N == -inf
         d_pos, per_d_pos = root(2 - 2 * P)                               # (b, c), 0: no pair
         d_neg, per_d_neg = root(2 - 2 * N)                               # (b, R), inf: no pair
         h_pos = d_pos - (alpha - self.margin)
-        h_neg = (alpha - d_neg).masked_fill_(absent, 0.)
+        h_neg = alpha - d_neg                                            # -inf: no pair
         floor = self.eps * (pairs.n_pos + pairs.n_neg + 1)               # (b, 1)
         far, pull = weighted_average(h_pos, self.Tp, floor, self.detach)
         near, push = weighted_average(h_neg, self.Tn, floor, self.detach)

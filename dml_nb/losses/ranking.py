@@ -1,4 +1,4 @@
-"""Smooth-AP, FastAP, the recall@k surrogate and the ranked list loss, beside the measures themselves.
+"""Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 
 A search is judged by ranks: by average precision, or by what stands among the first k. Ranks are
 steps, and steps have no gradient. The losses of this page put something smooth in their place:

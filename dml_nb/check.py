@@ -682,7 +682,7 @@ def without_max(formula) -> sp.Expr:
 class SympyLoss(PairLoss):
     "A loss made from a formula of one anchor's similarities; its weights are derived symbolically"
     reductions = 'sum', 'mean'
-    _derived = 'outer', 'by_sum', 'summands', 'slopes', 'nested', 'sums', 'sides', 'named'
+    _derived = 'outer', 'by_sum', 'summands', 'slopes', 'nested', 'sums'
 
     def __init__(self, formula, needs_both=None, reduction='sum', normalize=True, block=None,
                  **numbers):

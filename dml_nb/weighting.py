@@ -854,7 +854,7 @@ def differentiate(
         raise ValueError(f'{wanted}, shape {tuple(S.shape[:1])}, {tuple(values.shape)} was given')
     W = None
     if values.requires_grad:
-        W, = torch.autograd.grad(values.sum(), leaf, allow_unused=True)
+        W, = torch.autograd.grad(values, leaf, torch.ones_like(values), allow_unused=True)
     if W is None and bool(both.any()):
         raise ValueError(f'{wanted} that depends on S, constants were given; '
                          'a zero that depends on it is 0 * S.sum(1)')

@@ -765,6 +765,8 @@ def of_rows(
     for i, (f, (_, side, _)) in enumerate(zip(self.summands, self.sums)):
         known.append(torch.where(there[side], number(f), 0.).sum(axis[side], keepdim=True))
     value = number(self.outer)
+    counted = self.counted(counts, value)
+    there = {side: mask & counted for side, mask in there.items()}
     by_sum = [number(f) for f in self.by_sum]                    # ∂F/∂A_i
     for i, k, f in reversed(self.nested):
         terms = on_pairs(i, by_sum[i] * number(f))
@@ -773,9 +775,7 @@ def of_rows(
     for i, side, f in self.slopes:
         terms = on_pairs(i, by_sum[i] * number(f))
         W[side] = W[side] + terms.sum_to_size(W[side].shape)
-    counted = self.counted(counts, value)
-    value, W_pos, W_neg = (torch.where(counted, t, 0.) for t in (value, W[pos], W[neg]))
-    return value.sum(), W_pos[:, :, 0], W_neg[:, 0]
+    return torch.where(counted, value, 0.).sum(), W[pos][:, :, 0], W[neg][:, 0]
 
 # %% ../nbs/02_check.ipynb #fc97e2bf
 @patch

@@ -78,6 +78,25 @@ class Proxies(nn.Module):
         value = self.loss(*self.operands(z, labels, others))
         return value[0].expand(len(z)) if value.ndim else value
 
+    def __getattr__(self, name): # where nothing of that name is found here: a setting of the loss
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == 'loss' or 'loss' not in vars(self).get('_modules', ()):
+                raise
+        return getattr(self.loss, name)
+
+    def __setattr__(self, name, value):
+        parts = vars(self).get('_modules', {})
+        own = name in vars(self) or name in (*parts, 'weight', 'class_numbers')
+        if 'loss' in parts and not own and hasattr(self.loss, name):
+            setattr(self.loss, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __repr__(self):
+        return f'{type(self).__name__}({settings(self)})'
+
 # %% ../../nbs/25_losses.proxies.ipynb #eed236ad
 @patch
 def rows_of(self:Proxies, labels, n, device):
@@ -153,32 +172,6 @@ def from_similarity(
 def terms(self:Proxies):
     "As every loss: a sum of one."
     return [(1., self)]
-
-
-@patch
-def __getattr__(self:Proxies, name): # where nothing of that name is found here
-    try:
-        return nn.Module.__getattr__(self, name)
-    except AttributeError:
-        if name == 'loss' or 'loss' not in vars(self).get('_modules', ()):
-            raise
-    return getattr(self.loss, name)
-
-
-@patch
-def __setattr__(self:Proxies, name, value):
-    "A setting of the loss within is set there."
-    parts = vars(self).get('_modules', {})
-    own = name in vars(self) or name in parts or name in ('weight', 'class_numbers')
-    if 'loss' in parts and not own and hasattr(self.loss, name):
-        setattr(self.loss, name, value)
-    else:
-        nn.Module.__setattr__(self, name, value)
-
-
-@patch
-def __repr__(self:Proxies):
-    return f'{type(self).__name__}({settings(self)})'
 
 # %% ../../nbs/25_losses.proxies.ipynb #acbc9b28
 @patch

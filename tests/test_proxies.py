@@ -1,6 +1,7 @@
 """Proxies in training: their classes, their learning rate, a kill, several processes."""
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fastai.callback.schedule import fit_one_cycle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dml_nb import experiment
 from dml_nb.data import load_data, split_by_class, split_by_image
 from dml_nb.distributed import distributed
 from dml_nb.learner import metric_dataloaders, metric_learner
@@ -201,6 +203,23 @@ def test_distributed_proxies_meet_their_classes():
     before = loss.weight.detach().clone()
     fit(learn)
     assert not torch.equal(loss.weight, before)
+
+
+@pytest.mark.usefixtures('one_thread')
+def test_recipes_fill_in_classes_and_dimension(monkeypatch):
+    class Registered(partial):
+        needs = 'classes', 'dim'
+
+    monkeypatch.setitem(experiment.LOSSES, 'arc', Registered(proxies.ArcFace))
+    digits = load_data('digits')
+    shared = dict(epochs=1, dim=8, split='class', classes=5)
+    slow, fast, again = [
+        experiment.run(experiment.Recipe('arc', dict(scale=16., loss_lr=rate), **shared), digits,
+                       device='cpu') for rate in (1., 30., 30.)]
+    assert fast['trained'] == again['trained'] != slow['trained'] != slow['untrained']
+    assert fast['untrained'] == slow['untrained']
+    with pytest.raises(ValueError, match='loss_lr'):
+        experiment.Recipe('arc', dict(loss_lr=0.))
 
 
 def test_a_memory_is_refused():

@@ -29,6 +29,8 @@ KINDS = ['ProxyNCA', 'NormalizedSoftmax', 'CosFace', 'ArcFace', 'SubCenterArcFac
 def make(kind, classes, dim, **options):
     if kind == 'MultiSimilarity':
         return proxies.Proxies(MultiSimilarity(), classes, dim, centers=2, anchors='proxies')
+    if kind == 'sum':
+        return proxies.ArcFace(classes, dim) + .5 * MultiSimilarity()
     return getattr(proxies, kind)(classes, dim, **options)
 
 
@@ -59,6 +61,16 @@ def test_they_train_on_classes_of_any_number(kind):
     assert ((learn.loss_func.weight - before).abs().sum(1) > 0).all()
     valid_loss, recall = learn.recorder.values[-1][1:3]
     assert valid_loss == 0 and recall > .5, 'unseen classes are charged nothing'
+    assert len(learn.get_preds(with_loss=True)[2]) == len(learn.dls.valid_ds)
+
+
+@pytest.mark.usefixtures('one_thread')
+def test_a_sum_trains():
+    learn = learner('sum')
+    arc = learn.loss_func.losses[0]
+    before = arc.weight.detach().clone()
+    fit(learn)
+    assert arc.class_numbers.tolist() == [0, 1, 2, 3, 4] and not torch.equal(arc.weight, before)
     assert len(learn.get_preds(with_loss=True)[2]) == len(learn.dls.valid_ds)
 
 
@@ -161,7 +173,7 @@ def check_on_a_rank(rank, kind):
         loss.tau = .2
     value = loss(net(x), labels)
     value.backward()
-    learned = [*net.parameters(), loss.weight]
+    learned = [*net.parameters(), *loss.parameters()]
     wanted = [p.grad.clone() for p in learned]
     for p in learned:
         p.grad = None
@@ -172,8 +184,8 @@ def check_on_a_rank(rank, kind):
     torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-12)
     for p, right in zip(learned, wanted):
         torch.testing.assert_close(p.grad, right, rtol=1e-9, atol=1e-12, msg=kind)
-    both = [torch.empty_like(loss.weight) for _ in range(2)]
-    dist.all_gather(both, loss.weight.grad)
+    both = [torch.empty_like(p) for _ in range(2)]
+    dist.all_gather(both, p.grad)
     assert torch.equal(*both), f'{kind}: the proxies of the ranks would part'
 
 
@@ -181,7 +193,7 @@ def on_a_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group('gloo', f'file://{folder}/meet', rank=rank, world_size=2)
     try:
-        for kind in [*KINDS, 'MultiSimilarity']:
+        for kind in [*KINDS, 'MultiSimilarity', 'sum']:
             check_on_a_rank(rank, kind)
     finally:
         dist.destroy_process_group()

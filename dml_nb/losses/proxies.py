@@ -32,8 +32,56 @@ from .neighbours import NPairs
 from ..weighting import (
     PairLoss, as_peers_call, check_choice, demanding_term, inf, log_sum_exp, settings)
 
+# %% ../../nbs/25_losses.proxies.ipynb #8de96eff
+class Addable(nn.Module):
+    "+ and * of losses that do not share their S"
+    def __add__(self, other):
+        if not isinstance(other, nn.Module):
+            return NotImplemented
+        return SumOfValues(_parts(self) + _parts(other))
+
+    def __radd__(self, other):
+        if type(other) is int and other == 0:                            # the start of `sum`
+            return self
+        if not isinstance(other, nn.Module):
+            return NotImplemented
+        return SumOfValues(_parts(other) + _parts(self))
+
+    def __mul__(self, weight):
+        check_number('weight of a loss', weight)
+        return SumOfValues([(weight * factor, loss) for factor, loss in _parts(self)])
+
+    __rmul__ = __mul__
+
+
+class SumOfValues(Addable):
+    "A weighted sum of losses, each asked by itself"
+    def __init__(
+        self,
+        terms:list, # (weight, loss)
+    ):
+        super().__init__()
+        self.factors = [float(factor) for factor, _ in terms]
+        self.losses = nn.ModuleList([loss for _, loss in terms])
+        self.reduction = 'mean'                          # or 'none': the value for each item
+
+    def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
+        given = ref, ref_labels, self_index, tuples
+        value = sum(factor * loss(z, labels, *given)
+                    for factor, loss in zip(self.factors, self.losses))
+        return value.expand(len(z)) if self.reduction == 'none' else value
+
+    def __repr__(self):
+        return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
+                          for factor, loss in zip(self.factors, self.losses))
+
+
+def _parts(loss):
+    "(weight, loss) as they were added up."
+    return list(zip(loss.factors, loss.losses)) if type(loss) is SumOfValues else [(1., loss)]
+
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
-class Proxies(nn.Module):
+class Proxies(Addable):
     """Any pair loss of items against learnable rows, `weight` (classes · centers, dim): row
     c · centers + k is centre k of class c"""
     indivisible = 'pair'

@@ -30,6 +30,8 @@ from .lifted import LiftedStructure, LiftedStructureStar
 from .multisimilarity import MultiSimilarity
 from .neighbours import NCA, NPairs
 from .pairs import BinLifted, Binomial, Contrastive, EqualWeights
+from .proxies import (
+    ArcFace, CosFace, NormalizedSoftmax, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace)
 from .ranking import FastAP, RankedList, RecallAtK, SmoothAP
 from .triplet import HAP2S, BatchHard, HardTriplets, SemiHard, Triplet
 from ..transport import MMD, Wasserstein
@@ -304,6 +306,34 @@ LOSSES.update(
         r'weighted means of $[d_{ap}-\alpha+m]_+$, $[\alpha-d_{an}]_+$',
         r'$e^{T[\alpha-d]_+}$, normalised, over $d$',
         'The other side: a negative does not see where the positives are.'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #34cdf0ed
+LOSSES.update(
+    proxy_nca=Entry(ProxyNCA, r'$-\log\mathrm{softmax}_c(2S)_y$', 'softmax',
+        'The other images of the batch, as all that follow: it sees proxies alone.'),
+    normalized_softmax=Entry(
+        NormalizedSoftmax,
+        r'$-\log\mathrm{softmax}_c(S/\tau)_y$',
+        'softmax',
+        'A common shift of all similarities.'),
+    cosface=Entry(CosFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-S_y+m)})$', 'softmax',
+        'A common shift, too.'),
+    arcface=Entry(ArcFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-\cos(\theta_y+m))})$', 'softmax',
+        'Hardly an image at just below the angle π − m from its proxy: there it does not pull.'),
+    sub_center_arcface=Entry(
+        SubCenterArcFace, 'ArcFace to the nearest centre', 'softmax, on one centre',
+        'All centres of a class but the nearest.'),
+    soft_triple=Entry(
+        SoftTriple,
+        r'CosFace of $\sum_k p_kS_{ck}$, $p$ a softmax over centres',
+        r'softmax $\cdot\,p_k(1+(S_k-M)/\gamma)$',
+        'Which centre an image should have; it pushes the far centres of its own class away.'),
+    proxy_anchor=Entry(
+        ProxyAnchor,
+        r'$\log(1+\sum_P e^{-\alpha(S-\delta)})$, $\log(1+\sum_N e^{\alpha(S+\delta)})$',
+        r'$\alpha e^{\alpha(S+\delta)}/(1+\sum)$',
+        'The other proxies: each weighs its images by itself.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d

@@ -78,7 +78,7 @@ class CrossBatchMemory(AroundLoss):
         if demanding is not None:
             raise ValueError('loss: one that takes references is wanted, '
                              f'{type(demanding).__name__} was given, which needs whole classes of '
-                             'one batch; GradientCache makes batches larger')
+                             'one batch or has its own proxies; GradientCache makes batches larger')
         self.size = int(check_number('size', size, 1, integer=True))
         self.warmup = int(check_number('warmup', warmup, 0, integer=True))
         self.live = check_flag('live', live)

@@ -15,6 +15,7 @@ from dml_nb.weighting import PairLoss
 #: called with `tuples=(a, p, n)`: triplets that pair an anchor with itself are then left out of
 #: lists whose new length the host must know.
 CLASS_SIZES = 'blocks are cut between classes, whose sizes the host must know'
+POSITIVES = 'one pass for each positive of an anchor, whose largest number the host must know'
 WAITS = {
     'angular': CLASS_SIZES,
     'angular_n_pairs': CLASS_SIZES,
@@ -23,9 +24,12 @@ WAITS = {
     'triplet_discrepancy': 'as wasserstein, which is a part of it',
     'adapted_triplet': 'its triplets are a list, whose length depends on the batch',
     'selection_bias': 'its triplets are a list, whose length depends on the batch',
+    'smooth_ap': POSITIVES,
+    'recall_at_k': POSITIVES,
 }
 #: Losses that choose triplets by index.
-selects = {name for name, entry in LOSSES.items() if getattr(entry(), 'select', None) is not None}
+selects = {name for name, entry in LOSSES.items()
+           if getattr(entry.for_data(2, 2), 'select', None) is not None}
 
 pytestmark = [
     pytest.mark.cuda,
@@ -56,10 +60,10 @@ def is_random(loss):
 
 @each_loss
 def test_equals_the_cpu_in_double_precision(name):
-    loss = LOSSES[name]()
-    if is_random(loss):
+    if is_random(LOSSES[name].for_data(classes=12, dim=16)):
         pytest.skip('draws at random, from another generator on each device')
     for z, labels in standard_batches().values():
+        loss = LOSSES[name].for_data(classes=int(labels.max()) + 1, dim=z.shape[1]).double()
         here = value_and_gradient(loss, z, labels)
         there = value_and_gradient(loss, z.cuda(), labels.cuda())
         for a, b in zip(here, there):
@@ -83,7 +87,7 @@ def test_fast_modes_leave_similarities_alone():
 
 @each_loss
 def test_bf16_autocast_changes_nothing(name):
-    loss = LOSSES[name]()
+    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
     if is_random(loss):
         pytest.skip('draws anew at each call')
     z, labels = (t.cuda() for t in batch())
@@ -107,7 +111,7 @@ def waiting_refused():
 
 @each_loss
 def test_a_step_waits_for_the_gpu_only_where_it_is_said(name):
-    loss = LOSSES[name]()
+    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
     z, labels = (t.cuda() for t in batch())
     value_and_gradient(loss, z, labels)                 # what is built once may wait
     refused = pytest.raises(RuntimeError, match='synchronizing') if name in WAITS else nullcontext()
@@ -130,7 +134,7 @@ def test_a_trace_shows_no_copy_to_the_host():
 
 @each_loss
 def test_one_graph_gives_the_same(name):
-    loss = LOSSES[name]()
+    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
     if name in selects or is_random(loss):
         pytest.skip('chooses triplets by index or at random')
     torch.compiler.reset()

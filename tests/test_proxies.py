@@ -218,20 +218,16 @@ def test_distributed_proxies_meet_their_classes():
 
 
 @pytest.mark.usefixtures('one_thread')
-def test_recipes_fill_in_classes_and_dimension(monkeypatch):
-    class Registered(partial):
-        needs = 'classes', 'dim'
-
-    monkeypatch.setitem(experiment.LOSSES, 'arc', Registered(proxies.ArcFace))
+def test_recipes_fill_in_classes_and_dimension():
     digits = load_data('digits')
     shared = dict(epochs=1, dim=8, split='class', classes=5)
     slow, fast, again = [
-        experiment.run(experiment.Recipe('arc', dict(scale=16., loss_lr=rate), **shared), digits,
+        experiment.run(experiment.Recipe('arcface', dict(scale=16., loss_lr=rate), **shared), digits,
                        device='cpu') for rate in (1., 30., 30.)]
     assert fast['trained'] == again['trained'] != slow['trained'] != slow['untrained']
     assert fast['untrained'] == slow['untrained']
     with pytest.raises(ValueError, match='loss_lr'):
-        experiment.Recipe('arc', dict(loss_lr=0.))
+        experiment.Recipe('arcface', dict(loss_lr=0.))
 
 
 def test_a_memory_is_refused():

@@ -86,6 +86,14 @@ def losses():
             yield name
 
 
+def proxy_losses():
+    "Names of the losses that bring proxies of their own"
+    for name in package.__all__:
+        found = getattr(package, name)
+        if inspect.isclass(found) and issubclass(found, package.Proxies) and name != 'Proxies':
+            yield name
+
+
 def settings_of(name):
     parameters = list(inspect.signature(getattr(package, name).__init__).parameters.values())[1:]
     named = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
@@ -146,8 +154,9 @@ def test_registering_a_loss_is_one_line():
     for entry in LOSSES.values():
         loss = entry.for_data(classes=5, dim=8)
         made |= {type(loss).__name__} | {type(term).__name__ for _, term in loss.terms}
-        assert isinstance(loss, PairLoss) and not (type(loss) is Sum and len(loss.terms) < 2)
-    assert set(losses()) <= made
+        assert isinstance(loss, (PairLoss, package.Proxies))
+        assert not (type(loss) is Sum and len(loss.terms) < 2)
+    assert set(losses()) | set(proxy_losses()) <= made
 
 
 def test_a_registered_loss_is_there_at_once(monkeypatch):

@@ -1,7 +1,6 @@
 """Proxies in training: their classes, their learning rate, a kill, several processes."""
 import os
 import signal
-from functools import partial
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Any pair loss against learnable rows; ArcFace, Proxy-Anchor and five others as one formula each.
+"""Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 
 A pair loss compares the images of a batch with each other, and a batch holds few of them. A
 proxy is a learnable row that stands for a class: the images are compared with the proxies of

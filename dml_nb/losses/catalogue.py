@@ -16,6 +16,8 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ..core import inf
 from .adapted import AdaptedTriplet, SelectionBias
 from .angular import Angular, AngularNPairs
@@ -73,6 +75,12 @@ class Entry:
         return self(**{name: facts[name] for name in self.needs} | settings)
 
     @property
+    def example(self) -> PairLoss:
+        "A small one, to ask what it is; the global random state is left alone."
+        with torch.random.fork_rng(devices=[]):
+            return self.for_data(classes=2, dim=2)
+
+    @property
     def title(self) -> str:
         "The name of the class or function."
         made = self.make.func if isinstance(self.make, partial) else self.make
@@ -81,14 +89,14 @@ class Entry:
     @property
     def module(self) -> str:
         "The module that explains it, without the package: 'losses.pairs'."
-        loss = self.for_data(2, 2)
+        loss = self.example
         explained = loss.losses[-1] if type(loss) is Sum else loss
         return type(explained).__module__.removeprefix('dml_nb.')
 
     @property
     def rows(self) -> str:
         "What a block of anchors must hold: any rows, whole classes, the batch; or integer labels."
-        loss = self.for_data(2, 2)
+        loss = self.example
         if loss.indivisible != 'pair':
             return {'class': 'classes', 'batch': 'the batch'}[loss.indivisible]
         return 'labels' if loss.own_batch_only else 'any'
@@ -96,7 +104,7 @@ class Entry:
     @property
     def sweeps(self) -> str:
         "Passes over S."
-        return self.passes or str(1 + self.for_data(2, 2).surveys)
+        return self.passes or str(1 + self.example.surveys)
 
 # %% ../../nbs/28_losses.catalogue.ipynb #d2d7b2c5
 LOSSES = dict(

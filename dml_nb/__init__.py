@@ -25,6 +25,8 @@ Modules:
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
 - `dml_nb.losses.neighbours`: One positive against all negatives, and all positives against all.
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
+- `dml_nb.losses.proxies`: Any pair loss against learnable rows; ArcFace, Proxy-Anchor and five others as one formula each.
+- `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned

@@ -5,8 +5,8 @@ that of its value and the value that of the paper. `check_weights` compares a lo
 definition written as plain loops, on batches of every kind, whole and cut into blocks.
 `check_behaviour` is what all losses have in common: bad input, half precision, compilation,
 settings that act. `anchor_weights` turns a formula of sympy into numbers. `from_sympy` makes a
-loss of it. `test_same` is the comparison that every page uses, and `write_json` puts measured
-numbers into `results/` with where they come from.
+loss of it, as `from_function` does of a function. `test_same` is the comparison that every page
+uses, and `write_json` puts measured numbers into `results/` with where they come from.
 
 Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 
@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .core import Batch, ListBatch, inf, poisoned_memory, unit
-from .weighting import PairLoss, arguments, check_choice, check_object, weigh
+from .weighting import (
+    PairLoss, arguments, check_choice, check_flag, check_object, from_function, weigh)
 
 # %% ../nbs/02_check.ipynb #c44e6348
 def test_same(
@@ -607,24 +608,33 @@ def unfold(
     formula:sp.Expr, # of one anchor
 ) -> tuple: # [(symbol, `pos` or `neg`, summand)], innermost first; the formula in these symbols
     "Name the sums. Raises ValueError where a similarity stands outside of a sum over its side."
-    sums = []
+    given, sums = formula, []
     while True:
         innermost = [f for f in formula.atoms(sum_pos, sum_neg)
                      if not f.args[0].atoms(sum_pos, sum_neg)]
         if not innermost:
             break
         chosen = min(innermost, key=sp.default_sort_key)
-        side, other = (pos, neg) if chosen.func == sum_pos else (neg, pos)
-        if chosen.has(other):
-            raise ValueError(f'{chosen}: a sum over `{side}` cannot contain `{other}` outside of '
-                             'a sum of its own')
         symbol = sp.Symbol(f'sum{len(sums)}')
-        sums.append((symbol, side, chosen.args[0]))
+        sums.append((symbol, pos if chosen.func == sum_pos else neg, chosen.args[0]))
         formula = formula.subs(chosen, symbol)
-    if formula.has(pos, neg):
-        raise ValueError(f'{formula}: `pos` and `neg` are wanted inside `sum_pos` and `sum_neg` '
-                         'only')
+    if outside := sides_in(formula, sums):
+        name = min(map(str, outside))
+        raise ValueError(f'{given}: `{name}` is wanted inside `sum_{name}` only, it was given '
+                         'outside')
     return sums, formula
+
+
+def sides_in(
+    expr:sp.Expr,
+    sums:list, # of `unfold`
+) -> set: # of `pos` and `neg`
+    "What an expression changes with, by itself or through a sum with an index."
+    found = expr.free_symbols & {pos, neg}
+    for symbol, side, summand in sums:
+        if expr.has(symbol):
+            found |= sides_in(summand, sums) - {side}
+    return found
 
 # %% ../nbs/02_check.ipynb #bfb219fb
 class hinge(sp.Function):
@@ -674,11 +684,12 @@ class SympyLoss(PairLoss):
     reductions = 'sum', 'mean'
     _derived = 'outer', 'by_sum', 'summands', 'slopes', 'nested', 'sums'
 
-    def __init__(self, formula, needs_both=False, reduction='sum', normalize=True, block=None,
+    def __init__(self, formula, needs_both=None, reduction='sum', normalize=True, block=None,
                  **numbers):
         super().__init__(normalize, block)
         self.reduction = check_choice('reduction', reduction, 'sum', 'mean')
-        self.formula, self.needs_both, self.numbers = formula, needs_both, numbers
+        self.needs_both = needs_both if needs_both is None else check_flag('needs_both', needs_both)
+        self.formula, self.numbers = formula, numbers
         self.derive()
 
     def derive(self):
@@ -699,10 +710,16 @@ class SympyLoss(PairLoss):
         self.outer = compiled(outer)                                   # F
         self.by_sum = [compiled(outer.diff(name)) for name in names]   # ∂F/∂A_i
         self.summands = [compiled(f) for _, _, f in self.sums]         # f_i
-        self.slopes = [compiled(f.diff(side)) for _, side, f in self.sums]   # f_i'
+        self.slopes = [(i, side, compiled(f.diff(side)))               # ∂f_i/∂s
+                       for i, (_, _, f) in enumerate(self.sums)
+                       for side in (pos, neg) if f.has(side)]
         self.nested = [(i, k, compiled(f.diff(name)))                  # ∂f_i/∂A_k
                        for i, (_, _, f) in enumerate(self.sums)
                        for k, name in enumerate(names) if f.has(name)]
+        self.sides = [sides_in(f, self.sums) | {side} for _, side, f in self.sums]
+        self.named = {side for side, count in ((pos, n_pos), (neg, n_neg))
+                      if count in used or any(side == summed for _, summed, _ in self.sums)}
+        self.opaque = any(len(sides) == 2 for sides in self.sides)
 
     def __getstate__(self):
         return {k: v for k, v in self.__dict__.items() if k not in self._derived}
@@ -712,56 +729,91 @@ class SympyLoss(PairLoss):
         self.derive()
 
     def __repr__(self):
-        numbers = ''.join(f', {name}={value!r}' for name, value in self.numbers.items())
-        return f'SympyLoss({self.formula}{numbers})'
+        settings = dict(self.numbers)
+        if self.needs_both is not None:
+            settings['needs_both'] = self.needs_both
+        said = ''.join(f', {name}={value!r}' for name, value in settings.items())
+        return f'SympyLoss({self.formula}{said})'
 
 # %% ../nbs/02_check.ipynb #75ffc2ed
 @patch
-def value_and_weights(self:SympyLoss, S, pairs):
+def of_rows(
+    self:SympyLoss,
+    P:Tensor, # (b, c) positives, +inf where there is none
+    N:Tensor, # (b, R) negatives, -inf where there is none
+) -> tuple: # value; its derivatives (b, c) and (b, R)
     "Sums from the inside out, then their derivatives from the outside in."
-    P, N = pairs.split(S)
-    there = {pos: P < inf, neg: N > -inf}
-    P = P.masked_fill(~there[pos], 0.)
-    N = N.masked_fill(~there[neg], 0.)
-    count_pos, count_neg = (there[side].sum(1, keepdim=True).to(S.dtype)
-                            for side in (pos, neg))                # (b, 1)
-    sizes = [count.clamp(min=1) for count in (count_pos, count_neg)]   # 0, not 0 / 0
-    known = []                                                     # A_i (b, 1)
+    S = {pos: P[:, :, None], neg: N[:, None]}                    # (b, c, 1), (b, 1, R)
+    there = {pos: S[pos] < inf, neg: S[neg] > -inf}
+    S = {side: s.masked_fill(~there[side], 0.) for side, s in S.items()}
+    axis = {pos: 1, neg: 2}
+    counts = {side: mask.sum(axis[side], keepdim=True).to(P.dtype)       # (b, 1, 1)
+              for side, mask in there.items()}
+    sizes = [count.clamp(min=1) for count in counts.values()]    # 0, not 0 / 0
+    known = []                                                   # A_i (b, 1 or c, 1 or R)
 
     def number(f):
-        later = [count_pos] * (len(self.sums) - len(known))        # not asked for yet
-        result = f(P, N, *sizes, *known, *later)
-        return torch.as_tensor(result, dtype=S.dtype, device=S.device)
+        later = [counts[pos]] * (len(self.sums) - len(known))    # not asked for yet
+        result = f(*S.values(), *sizes, *known, *later)
+        return torch.as_tensor(result, dtype=P.dtype, device=P.device)
 
-    def summed(terms, side):
-        return torch.where(there[side], terms, 0.).sum(1, keepdim=True)
+    def on_pairs(i, terms):
+        for side in self.sides[i]:
+            terms = torch.where(there[side], terms, 0.)
+        return terms
 
-    for f, (_, side, _) in zip(self.summands, self.sums):
-        known.append(summed(number(f), side))
-    if self.needs_both:
-        counts = (count_pos > 0) & (count_neg > 0)
-    else:
-        counts = count_pos + count_neg > 0
-    value = torch.where(counts, number(self.outer), 0.).sum()
-    by_sum = [torch.where(counts, number(f), 0.) for f in self.by_sum]   # (b, 1) ∂F/∂A_i
+    for i, (f, (_, side, _)) in enumerate(zip(self.summands, self.sums)):
+        known.append(torch.where(there[side], number(f), 0.).sum(axis[side], keepdim=True))
+    value = number(self.outer)
+    counted = self.counted(counts, value)
+    there = {side: mask & counted for side, mask in there.items()}
+    by_sum = [number(f) for f in self.by_sum]                    # ∂F/∂A_i
     for i, k, f in reversed(self.nested):
-        side = self.sums[i][1]
-        by_sum[k] = by_sum[k] + by_sum[i] * summed(number(f), side)
-    W = {pos: torch.zeros_like(P), neg: torch.zeros_like(N)}
-    for slope_of_sum, slope, (_, side, _) in zip(by_sum, self.slopes, self.sums):
-        W[side] = W[side] + torch.where(there[side], slope_of_sum * number(slope), 0.)
-    scale = 1 / pairs.batch.size if self._reduction == 'mean' else 1.
-    return value * scale, pairs.weights(W[pos] * scale, W[neg] * scale)
+        terms = on_pairs(i, by_sum[i] * number(f))
+        by_sum[k] = by_sum[k] + terms.sum_to_size(known[k].shape)
+    W = {side: torch.zeros_like(s) for side, s in S.items()}
+    for i, side, f in self.slopes:
+        terms = on_pairs(i, by_sum[i] * number(f))
+        W[side] = W[side] + terms.sum_to_size(W[side].shape)
+    return torch.where(counted, value, 0.).sum(), W[pos][:, :, 0], W[neg][:, 0]
 
 # %% ../nbs/02_check.ipynb #fc97e2bf
+@patch
+def counted(
+    self:SympyLoss,
+    counts:dict, # `pos` and `neg` -> (b, 1, 1) how many there are
+    value:Tensor, # (b, 1, 1) what the formula gives
+) -> Tensor: # (b, 1, 1) booleans
+    "Which anchors count."
+    some = whole = counts[pos] + counts[neg] > 0
+    for side in {pos, neg} if self.needs_both else self.named:
+        whole = whole & (counts[side] > 0)
+    return some & (whole | value.isfinite()) if self.needs_both is False else whole
+
+
+@patch
+def value_and_weights(self:SympyLoss, S, pairs):
+    "All rows at once, or some where a sum with an index would be large."
+    P, N = pairs.split(S)
+    rows = len(P)
+    if self.opaque:
+        rows = max(1, 2**21 // (P.shape[1] * N.shape[1]))
+    parts = [self.of_rows(*some) for some in zip(P.split(rows), N.split(rows))]
+    values, Wp, Wn = zip(*parts)
+    scale = 1 / pairs.batch.size if self._reduction == 'mean' else 1.
+    return sum(values) * scale, pairs.weights(torch.cat(Wp) * scale, torch.cat(Wn) * scale)
+
+# %% ../nbs/02_check.ipynb #68c9d3ee
 def from_sympy(
     formula:sp.Expr, # of one anchor: `pos`, `neg`, `sum_pos`, `sum_neg`, `n_pos`, `n_neg`, and own
-    needs_both:bool=False, # anchors without a positive or without a negative count nothing
+    needs_both:bool=None, # None: what the formula names; False: what is missing is an empty sum
     reduction:str='sum', # or 'mean' over the anchors of the batch
     **parameters, # a number for each symbol of your own; `normalize` and `block`
 ) -> PairLoss:
     """A working loss from a formula, its exponentials as written: no shift saves them from
-    overflow. Raises ValueError for what is no function of sums."""
+    overflow. In a sum inside a sum over the other side, the other similarity is that of the sum
+    outside. An anchor counts 0 if a side is missing that the formula names (`needs_both=None`).
+    Raises ValueError for what is no function of sums."""
     return SympyLoss(formula, needs_both, reduction, **parameters)
 
 # %% ../nbs/02_check.ipynb #6d942d0c

@@ -54,7 +54,7 @@ class Recipe:
     Raises `ValueError` for an unknown loss or split, parameters that the loss does not have, and
     numbers out of range."""
     loss:str = 'multi_similarity' # in `LOSSES`, or 'pml:' and a loss of pytorch-metric-learning
-    options:dict = field(default_factory=dict) # of the loss; also miner='pml:...', miner_options
+    options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
     data:str = 'digits' # as `load_data` takes it
     size:int = None # side of pictures read from files, in pixels; None: as stored
     split:str = 'image' # hold back a fifth of each class; 'class': half of the classes
@@ -83,13 +83,14 @@ class Recipe:
 # %% ../nbs/60_experiment.ipynb #7b431bb5
 def make_loss(
     name:str, # in `LOSSES`, or 'pml:' and the name of a loss of pytorch-metric-learning
-    options:dict, # its parameters; for any loss also miner='pml:...' and miner_options
+    options:dict, # its parameters; for any loss also miner='pml:...', miner_options and loss_lr
     classes:int=2, # C of training, for losses with a weight for each class
     dim:int=2, # of the embeddings, for the same
 ): # a loss of `dml_nb.losses`, or a `PeerLoss`
     """The loss of that name; the global random state is left alone. Raises `ValueError` for an
     unknown one, for other parameters, and where pytorch-metric-learning is not installed."""
     settings = dict(options)
+    check_number('loss_lr', settings.pop('loss_lr', 1.), above=0)       # `run` reads it
     with torch.random.fork_rng():
         miner = None
         if isinstance(settings.get('miner'), str):
@@ -102,8 +103,11 @@ def make_loss(
     if name not in LOSSES:
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
+    entry, facts = LOSSES[name], dict(classes=classes, dim=dim)
+    filled = {key: facts[key] for key in getattr(entry, 'needs', ())}
     try:
-        loss = LOSSES[name](**settings)
+        with torch.random.fork_rng():
+            loss = entry(**filled | settings)
     except ValueError as error:
         raise ValueError(
             f'options: parameters of {name} are wanted, {options} was given; {error}') from error
@@ -303,7 +307,8 @@ def run(
             train, valid, recipe.classes, recipe.per_class, seed=recipe.seed, device=device)
         loss = make_loss(recipe.loss, recipe.options, class_count(train), recipe.dim)
         learn = metric_learner(
-            dls, recipe.arch, loss, recipe.dim, seed=recipe.seed, cbs=[count_epochs])
+            dls, recipe.arch, loss, recipe.dim, seed=recipe.seed, cbs=[count_epochs],
+            loss_lr=recipe.options.get('loss_lr', 1.))
         learn.remove_cb(ProgressCallback)
         before, labels = learn.embed()
         start = time.perf_counter()

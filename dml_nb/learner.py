@@ -34,12 +34,12 @@ from fastai.callback.schedule import LRFinder
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.learner import Learner, ValueMetric
 from fastai.torch_core import default_device, params
-from fastcore.basics import patch
+from fastcore.basics import even_mults, patch
 from fastcore.foundation import L
 from torch import Tensor, nn
 from torch.backends.cudnn import flags as cudnn_flags
 
-from .core import full_precision, similarities, unit
+from .core import check_number, full_precision, similarities, unit
 from .data import ImageSet, crop_and_flip
 from .embedding import Embedder, create_embedder, evaluating
 from .losses import MultiSimilarity
@@ -321,6 +321,7 @@ def _is_peer(loss_func) -> bool:
 # %% ../nbs/51_learner.ipynb #b9f463ab
 class MetricLearner(Learner):
     "A fastai `Learner` whose model gives embeddings (B, dim)."
+    loss_lr = 1.                        # learning rate of what the loss learns, in the head's
 
     def add_cb(self,
         cb, # a callback or its class
@@ -355,18 +356,55 @@ def _groups_with_loss(
     groups = list(splitter(model))
     if groups and isinstance(groups[0], Tensor):
         groups = [groups]
-    return [*groups[:-1], [*groups[-1], *_learned(loss_func)]]
+    learned = _learned(loss_func)
+    return [*groups, learned] if learned else groups
+
+
+def _set_hyper(
+    learn, # whose last group is that of the loss
+    name:str, # 'lr', 'mom', ...
+    value, # as fastai takes it for the groups of the network; or one for each group
+):
+    "As fastai's. The loss has the head's value, and `loss_lr` times its learning rate."
+    opt = learn.opt
+    network = len(opt.param_lists) - 1                      # groups
+    if isinstance(value, slice):
+        if value.start:
+            value = even_mults(value.start, value.stop, network)
+        else:
+            value = [value.stop / 10] * (network - 1) + [value.stop]
+    values = L(value, use_list=None)
+    if len(values) == 1:
+        values = values * network
+    if len(values) == network:
+        of_head = values[-1]
+        values = [*values, of_head * learn.loss_lr if name == 'lr' else of_head]
+    type(opt).set_hyper(opt, name, values)
 
 
 @patch
 def create_opt(self:MetricLearner):
-    "As fastai's. What a loss learns, such as class weights, trains with the last group."
+    "As fastai's. What a loss learns, such as proxies, is a group of its own, the last."
     splitter = self.splitter
     self.splitter = partial(_groups_with_loss, splitter, self.loss_func)
     try:
         super(MetricLearner, self).create_opt()
     finally:
         self.splitter = splitter
+    if _learned(self.loss_func):
+        self.opt.set_hyper = partial(_set_hyper, self)
+        self.opt.set_hyper('lr', self.lr)
+
+
+@patch
+def freeze_to(self:MetricLearner,
+    n:int, # the first group of the network that trains; below 0: counted from its last
+):
+    "As fastai's; what a loss learns trains on."
+    if self.opt is None:
+        self.create_opt()
+    groups = len(self.opt.param_lists) - bool(_learned(self.loss_func))
+    Learner.freeze_to(self, n if n >= 0 else groups + n)
 
 # %% ../nbs/51_learner.ipynb #f0aaf5f3
 def _create_model(
@@ -404,12 +442,14 @@ def metric_learner(
     cbs=(), # further callbacks, or one
     miner=None, # of pytorch-metric-learning, for any loss
     embedder:dict=None, # further options of `create_embedder`: pooling, head, ...
+    loss_lr:float=1., # learning rate of what the loss learns, as a multiple of the head's
     **kwargs, # of fastai's `Learner`: lr, opt_func, metrics, wd, path, ...
 ) -> MetricLearner: # its model on the device of `dls`
     """A Learner that trains an embedder and measures retrieval after each epoch.
 
     Raises as `create_embedder`, `TypeError` for callbacks that blend labels, `ValueError` for
-    fewer class weights than classes."""
+    fewer class weights or proxies than classes."""
+    check_number('loss_lr', loss_lr, above=0)
     labels = None
     if isinstance(dls.train, ClassBatchDL):
         dls.train.sampler.set_epoch(0)
@@ -423,11 +463,16 @@ def metric_learner(
     loss_func = MultiSimilarity() if loss_func is None else loss_func
     if miner is not None or _is_peer(loss_func):
         loss_func = PeerLoss(loss_func, miner)
-    if isinstance(loss_func, PeerLoss):
-        loss_func.meet(labels)
+    if isinstance(loss_func, nn.Module):
+        loss_func.to(dls.device or 'cpu')
+        for part in loss_func.modules():
+            if hasattr(type(part), 'meet'):                     # it knows classes by number
+                part.meet(labels)
     splitter = kwargs.pop('splitter', _embedder_groups)
     cbs = [RetrievalMetrics(), StopOnNaN(), *L(cbs)]
-    return MetricLearner(dls, model, loss_func, splitter=splitter, cbs=cbs, **kwargs)
+    learn = MetricLearner(dls, model, loss_func, splitter=splitter, cbs=cbs, **kwargs)
+    learn.loss_lr = loss_lr
+    return learn
 
 # %% ../nbs/51_learner.ipynb #47711e15
 @patch

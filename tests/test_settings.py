@@ -65,6 +65,10 @@ CASES = {
     'IntraPairVariance': ({}, dict(pos_eps=.3, neg_eps=.2)),
     'MarginLoss': ({}, dict(margin=.5, beta=.9, classes=6)),
     'CentroidTriplet': ({}, dict(margin=.5)),
+    'SmoothAP': ({}, dict(temperature=.1)),
+    'FastAP': ({}, dict(bins=4)),
+    'RecallAtK': ({}, dict(ks=(1, 3), temperature=.1, rank_temperature=.5, offset=.5)),
+    'RankedList': ({}, dict(margin=.2, Tn=2., imbalance=.3, alpha=1.4, Tp=3., eps=.01, detach=True)),
 }
 #: Settings that make parameters: later they can be read only.
 FIXED = {('MarginLoss', 'classes')}

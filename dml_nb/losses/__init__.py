@@ -14,16 +14,22 @@ from dml_nb.losses.lifted import LiftedStructure, LiftedStructureStar
 from dml_nb.losses.multisimilarity import MultiSimilarity, MultiSimilarityMiner
 from dml_nb.losses.neighbours import NCA, NPairs
 from dml_nb.losses.pairs import BinLifted, Binomial, Contrastive, EqualWeights
+from dml_nb.losses.proxies import (
+    ArcFace, CosFace, NormalizedSoftmax, Proxies, ProxyAnchor, ProxyNCA, SoftTriple,
+    SubCenterArcFace)
+from dml_nb.losses.ranking import FastAP, RankedList, RecallAtK, SmoothAP
 from dml_nb.losses.triplet import (
     HAP2S, BatchHard, HardTriplets, RandomTriplets, SemiHard, Triplet)
 
 __all__ = [
-    'AdaptedTriplet', 'Angular', 'AngularNPairs', 'BatchHard', 'BinLifted', 'Binomial', 'CIT',
-    'CentroidTriplet', 'Circle', 'ClassDiscrepancy', 'Contrastive', 'DCDL', 'DRO', 'DROKL',
-    'DROKLGrouped', 'DROTopK', 'DROTopKPN', 'DistanceWeighted', 'EqualWeights', 'HAP2S',
-    'HardTriplets', 'Histogram', 'InfoNCE', 'IntraPairVariance', 'LiftedStructure',
-    'LiftedStructureStar', 'MarginLoss', 'MultiSimilarity', 'MultiSimilarityMiner', 'NCA',
-    'NPairs', 'RandomTriplets', 'SelectionBias', 'SemiHard', 'SemiHardPairs', 'SigLIP',
+    'AdaptedTriplet', 'Angular', 'AngularNPairs', 'ArcFace', 'BatchHard', 'BinLifted',
+    'Binomial', 'CIT', 'CentroidTriplet', 'Circle', 'ClassDiscrepancy', 'Contrastive',
+    'CosFace', 'DCDL', 'DRO', 'DROKL', 'DROKLGrouped', 'DROTopK', 'DROTopKPN',
+    'DistanceWeighted', 'EqualWeights', 'FastAP', 'HAP2S', 'HardTriplets', 'Histogram',
+    'InfoNCE', 'IntraPairVariance', 'LiftedStructure', 'LiftedStructureStar', 'MarginLoss',
+    'MultiSimilarity', 'MultiSimilarityMiner', 'NCA', 'NPairs', 'NormalizedSoftmax', 'Proxies',
+    'ProxyAnchor', 'ProxyNCA', 'RandomTriplets', 'RankedList', 'RecallAtK', 'SelectionBias',
+    'SemiHard', 'SemiHardPairs', 'SigLIP', 'SmoothAP', 'SoftTriple', 'SubCenterArcFace',
     'SupCon', 'Triplet', 'TupletMargin', 'c_index', 'class_ratio', 'concordance',
     'generalization_bound', 'induced_counts', 'matching_loss', 'nearest_class_mean',
     'semi_matching_loss',

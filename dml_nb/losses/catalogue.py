@@ -30,6 +30,9 @@ from .lifted import LiftedStructure, LiftedStructureStar
 from .multisimilarity import MultiSimilarity
 from .neighbours import NCA, NPairs
 from .pairs import BinLifted, Binomial, Contrastive, EqualWeights
+from .proxies import (
+    ArcFace, CosFace, NormalizedSoftmax, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace)
+from .ranking import FastAP, RankedList, RecallAtK, SmoothAP
 from .triplet import HAP2S, BatchHard, HardTriplets, SemiHard, Triplet
 from ..transport import MMD, Wasserstein
 from ..weighting import PairLoss, Sum
@@ -277,6 +280,60 @@ LOSSES.update(
         r"$[\lVert x-c_{own}\rVert^2-\lVert x-c_l\rVert^2+m]_+$, $c$: class means",
         '1 / class size, for each open class',
         'How a class is spread: only its mean counts.'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #fd3ff800
+LOSSES.update(
+    smooth_ap=Entry(
+        SmoothAP,
+        r'1 less mean $r^+/(r^++r^-)$, ranks by $\sigma(\Delta S/\tau)$',
+        r"$\sum_P\sigma'\,r^+/r^2$",
+        'Large mistakes: a negative many temperatures ahead of a positive weighs nothing.',
+        '$2c$'),
+    fast_ap=Entry(
+        FastAP,
+        r'1 less $\sum_j h^+_jH^+_j/H_j$ of a histogram',
+        r'$h^+H^+/H^2$ of its bin',
+        'A negative whose nearer node holds no positive, however far ahead it is.'),
+    recall_at_k=Entry(
+        RecallAtK,
+        r'1 less mean over $k$ of $\sum_P\sigma((k-r)/\tau_k)/\min(k,P)$',
+        r"$\sum_P s_k(1-s_k)\,\sigma'$",
+        'Positives far behind the place k, and large mistakes.',
+        '$2c$'),
+    ranked_list=Entry(
+        RankedList,
+        r'weighted means of $[d_{ap}-\alpha+m]_+$, $[\alpha-d_{an}]_+$',
+        r'$e^{T[\alpha-d]_+}$, normalised, over $d$',
+        'The other side: a negative does not see where the positives are.'),
+)
+
+# %% ../../nbs/28_losses.catalogue.ipynb #34cdf0ed
+LOSSES.update(
+    proxy_nca=Entry(ProxyNCA, r'$-\log\mathrm{softmax}_c(2S)_y$', 'softmax',
+        'The other images of the batch, as all that follow: it sees proxies alone.'),
+    normalized_softmax=Entry(
+        NormalizedSoftmax,
+        r'$-\log\mathrm{softmax}_c(S/\tau)_y$',
+        'softmax',
+        'A common shift of all similarities.'),
+    cosface=Entry(CosFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-S_y+m)})$', 'softmax',
+        'A common shift, too.'),
+    arcface=Entry(ArcFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-\cos(\theta_y+m))})$', 'softmax',
+        'Hardly an image at just below the angle π − m from its proxy: there it does not pull.'),
+    sub_center_arcface=Entry(
+        SubCenterArcFace, 'ArcFace to the nearest centre', 'softmax, on one centre',
+        'All centres of a class but the nearest.'),
+    soft_triple=Entry(
+        SoftTriple,
+        r'CosFace of $\sum_k p_kS_{ck}$, $p$ a softmax over centres',
+        r'softmax $\cdot\,p_k(1+(S_k-M)/\gamma)$',
+        'Which centre an image should have; it pushes the far centres of its own class away.'),
+    proxy_anchor=Entry(
+        ProxyAnchor,
+        r'$\log(1+\sum_P e^{-\alpha(S-\delta)})$, $\log(1+\sum_N e^{\alpha(S+\delta)})$',
+        r'$\alpha e^{\alpha(S+\delta)}/(1+\sum)$',
+        'The other proxies: each weighs its images by itself.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d

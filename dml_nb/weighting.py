@@ -123,6 +123,7 @@ class PairLoss(nn.Module):
     own_batch_only = False   # whether it wants integer classes of one batch, and nothing else
     surveys = 0              # passes over the blocks before the weights are asked for
     opaque = False           # under `torch.compile`: one operator instead of a traced formula
+    extends_rows = False     # whether it puts columns of its own into S, which no other shares
     reductions = 'mean',     # what `reduction` may be, beside 'none'
 
     def __init__(
@@ -655,6 +656,8 @@ class Sum(PairLoss):
 def __add__(self:PairLoss, other):
     if not isinstance(other, PairLoss):
         return NotImplemented
+    if self.extends_rows or other.extends_rows:
+        return SumOfValues([(1., self), (1., other)])
     return Sum(_parts(self) + _parts(other))
 
 
@@ -669,6 +672,8 @@ def __mul__(self:PairLoss, weight):
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f'weight of a loss: a number is wanted, {weight!r} was given')
     check_number('weight of a loss', weight)
+    if self.extends_rows:
+        return SumOfValues([(weight, self)])
     return Sum([(weight * factor, loss) for factor, loss in _parts(self)])
 
 
@@ -680,6 +685,60 @@ def __rmul__(self:PairLoss, weight):
 def _parts(loss):
     "(weight, loss) as they were added up."
     return list(zip(loss.factors, loss.losses)) if type(loss) is Sum else [(1., loss)]
+
+# %% ../nbs/01_weighting.ipynb #595442c8
+class Addable(nn.Module):
+    "+ and * of losses that do not share their S"
+    def __add__(self, other):
+        if not isinstance(other, nn.Module):
+            return NotImplemented
+        return SumOfValues(_values(self) + _values(other))
+
+    def __radd__(self, other):
+        if type(other) is int and other == 0:                            # the start of `sum`
+            return self
+        if not isinstance(other, nn.Module):
+            return NotImplemented
+        return SumOfValues(_values(other) + _values(self))
+
+    def __mul__(self, weight):
+        check_number('weight of a loss', weight)
+        return SumOfValues([(weight * factor, loss) for factor, loss in _values(self)])
+
+    __rmul__ = __mul__
+
+
+class SumOfValues(Addable):
+    "A weighted sum of losses, each asked by itself"
+    def __init__(
+        self,
+        terms:list, # (weight, loss)
+    ):
+        super().__init__()
+        self.factors = [float(factor) for factor, _ in terms]
+        self.losses = nn.ModuleList([loss for _, loss in terms])
+        self.reduction = 'mean'                          # or 'none': the value for each item
+
+    @property
+    def terms(self):
+        "(weight, loss) of all that it is made of."
+        return [(factor * weight, term) for factor, loss in zip(self.factors, self.losses)
+                for weight, term in loss.terms]
+
+    def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
+        given = ref, ref_labels, self_index, tuples
+        value = sum(factor * loss(z, labels, *given)
+                    for factor, loss in zip(self.factors, self.losses))
+        return value.expand(len(z)) if self.reduction == 'none' else value
+
+    def __repr__(self):
+        return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
+                          for factor, loss in zip(self.factors, self.losses))
+
+
+def _values(loss):
+    "(weight, loss) as they were added up."
+    return list(zip(loss.factors, loss.losses)) if type(loss) is SumOfValues else [(1., loss)]
 
 # %% ../nbs/01_weighting.ipynb #e25dd221
 class Miner:

@@ -12,11 +12,11 @@ from fastai.callback.schedule import fit_one_cycle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb import experiment
+from dml_nb import experiment, losses
 from dml_nb.data import load_data, split_by_class, split_by_image
 from dml_nb.distributed import distributed
 from dml_nb.learner import metric_dataloaders, metric_learner
-from dml_nb.losses import proxies
+from dml_nb.losses import contrastive, proxies
 from dml_nb.losses.multisimilarity import MultiSimilarity
 from dml_nb.memory import CrossBatchMemory
 from dml_nb.recovery import Checkpoints, finished_folders
@@ -229,6 +229,43 @@ def test_recipes_fill_in_classes_and_dimension():
         experiment.Recipe('arcface', dict(loss_lr=0.))
 
 
+@pytest.mark.usefixtures('one_thread')
+def test_boundaries_are_learnt_for_classes_of_any_number():
+    digits = load_data('digits')
+    late, early = (digits.subset(part) for part in (digits.labels >= 5, digits.labels < 5))
+    dls = metric_dataloaders(late, early, 5, 4, device='cpu')
+    loss = losses.MarginLoss(classes=5)
+    learn = metric_learner(dls, 'small_convnet', loss, 16, loss_lr=10., wd=0.)
+    fit(learn)
+    assert loss.class_numbers.tolist() == [5, 6, 7, 8, 9]
+    assert ((loss.boundaries - 1.2).abs() > 1e-3).all()
+    unseen = losses.MarginLoss()
+    z, labels = learn.embed()
+    assert (labels < 5).all() and loss(z, labels).isclose(unseen(z, labels))
+    assert len(learn.get_preds(with_loss=True)[2]) == len(early)
+    with pytest.raises(ValueError, match='classes: at least the 5 classes of training are wanted'):
+        metric_learner(dls, 'small_convnet', losses.MarginLoss(classes=2), 16)
+    for recipe in ('margin_loss', dict(classes=5)), ('arcface', dict(classes=7)):
+        assert experiment.make_loss(*recipe, 5, 16).classes == recipe[1]['classes']
+
+
+def test_boundaries_in_blocks_are_not_made_at_once():
+    loss, sizes = losses.MarginLoss(classes=3, block=4), []
+    z, labels = torch.randn(12, 8), torch.arange(12) % 4                # 3 is not known
+    charge = contrastive.charge
+
+    def watched(S, *args):
+        sizes.append(len(S))
+        return charge(S, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contrastive, 'charge', watched)
+        found = loss(z, labels)
+    assert max(sizes) == 4 and found.isclose(losses.MarginLoss(classes=3)(z, labels))
+
+
 def test_a_memory_is_refused():
+    with pytest.raises(ValueError, match='ArcFace was given'):
+        CrossBatchMemory(proxies.ArcFace(5, 8) + losses.InfoNCE(), 100)
     with pytest.raises(ValueError, match='ArcFace was given'):
         CrossBatchMemory(proxies.ArcFace(5, 8), 100)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-from ..core import Pairs, check_number, inf, unit, widen
+from ..core import Pairs, as_labels, check_number, inf, unit, widen
 from .neighbours import NPairs
 from ..weighting import PairLoss, as_peers_call, check_flag, check_operands, log_sum_exp
 
@@ -236,13 +236,39 @@ class BoundaryInColumn(PairLoss):
         return value, W
 
 # %% ../../nbs/23_losses.contrastive.ipynb #645cd93e
+def places_of_classes(
+    y:Tensor, # (n,) class numbers, -1: none
+    class_numbers:Tensor, # (C,) that a loss knows, sorted
+) -> Tensor: # (n,) places among the C, -1 for a class that it does not know
+    "Where the numbers of a class stand."
+    known = class_numbers.to(y.device)
+    place = torch.searchsorted(known, y).clamp(max=len(known) - 1)
+    return torch.where((y >= 0) & (known[place] == y), place, -1)
+
+
+def meet_classes(
+    class_numbers:Tensor, # (C,) overwritten
+    labels, # class numbers of training, -1: none; None: they are 0 to C - 1
+):
+    "Learn the classes by their numbers. Raises ValueError for more of them than places."
+    if labels is None:
+        return
+    met = torch.unique(torch.as_tensor(labels))                          # sorted
+    met = met[met >= 0]
+    if len(met) > len(class_numbers):
+        raise ValueError(f'classes: at least the {len(met)} classes of training are wanted, '
+                         f'{len(class_numbers)} was given')
+    class_numbers.fill_(torch.iinfo(torch.int64).max)                    # places nobody needs
+    class_numbers[:len(met)] = met
+
+# %% ../../nbs/23_losses.contrastive.ipynb #a9d3895b
 class MarginLoss(PairLoss):
     """Mean over triplets of [d_ap - β + m]₊ + [β - d_an + m]₊ with d = √(2 - 2S) (Wu et al.,
     2017)"""
     def __init__(
         self,
         margin:float=.2, # m, half the width of the gap
-        beta:float=1.2, # the distance that parts near from far
+        beta:float=1.2, # the distance that parts near from far; of classes without their own
         classes:int=None, # learn a boundary for each of so many classes, from `beta` on
         **kwargs, # `normalize`, `block`
     ):
@@ -250,46 +276,66 @@ class MarginLoss(PairLoss):
         self.margin = check_number('margin', margin, 0)
         self.beta = check_number('beta', beta)
         self.boundaries = None
+        self.register_buffer('class_numbers', None)
         if classes is not None:
             check_number('classes', classes, 1, integer=True)
             self.boundaries = nn.Parameter(torch.full((classes,), float(beta)))
+            self.class_numbers = torch.arange(classes)
 
     @property
     def classes(self):
         "How many classes have a boundary of their own, or None."
         return None if self.boundaries is None else len(self.boundaries)
 
+    @property
+    def extends_rows(self):
+        "With boundaries to learn, S has a column for them."
+        return self.classes is not None
+
+    def meet(self, labels):
+        "Learn which classes there are. Raises ValueError for more than `classes`."
+        if self.classes is not None:
+            meet_classes(self.class_numbers, labels)
+
     def boundaries_of(self, y):
         "(b, 1) by class; `beta` for a class that is not among those learnt."
-        known = (y >= 0) & (y < self.classes)
-        learnt = self.boundaries[torch.where(known, y, 0)]
-        return torch.where(known, learnt, self.beta)[:, None]
+        place = places_of_classes(y, self.class_numbers)
+        learnt = self.boundaries[place.clamp(min=0)]
+        return torch.where(place >= 0, learnt, self.beta)[:, None]
 
     def value_and_weights(self, S, pairs):
         beta, y = self.beta, pairs.batch.y
-        if self.classes is not None and y is not None:
+        if self.classes is not None:
+            if y is None:
+                raise ValueError('labels: integer classes are wanted, each has a boundary of its '
+                                 'own; tuples or a boolean matrix were given')
             beta = self.boundaries_of(y[pairs.rows]).detach().to(S.dtype)
         value, W, _ = charge(S, pairs, beta, self.margin)
         return value, W
 
     def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
-        """As every loss. Boundaries get a gradient where the labels are integers and the loss
-        is no part of a sum."""
+        """As every loss. With boundaries to learn, labels must be integers, also beside tuples:
+        each class has its own. Raises as a loss does."""
         given = as_peers_call(ref, ref_labels, self_index, tuples)
         if self.classes is None:
             return super().forward(z, labels, *given)
         z, ref, batch = check_operands(self, z, labels, *given)
-        if batch.y is None:
-            return super().forward(z, labels, *given)
+        tuples = given[-1]
+        if labels is None:
+            raise ValueError('labels: one integer for each row is wanted, each class has a '
+                             'boundary of its own, None was given')
+        y = as_labels(labels, len(z), z.device)
         x = unit(z) if self.normalize else widen(z)                      # (B, D)
         r = x if ref is None else unit(ref) if self.normalize else widen(ref)
-        x = torch.cat([x, self.boundaries_of(batch.y).to(x.dtype)], 1)   # (B, D + 1)
+        x = torch.cat([x, self.boundaries_of(y).to(x.dtype)], 1)         # (B, D + 1)
         axis = torch.eye(r.shape[1] + 1, dtype=r.dtype, device=r.device)[-1:]
         r = torch.cat([pad(r, (0, 1)), axis])                            # (R + 1, D + 1)
-        y_ref = pad(batch.y_ref, (0, 1), value=-1)                       # (R + 1,)
         loss = BoundaryInColumn(self.margin, self.block)
         loss.reduction = self.reduction
-        return loss(x, batch.y, r, y_ref, batch.own)
+        if tuples is not None:
+            return loss(x, None, r, None, batch.own, tuples)
+        y_ref = pad(batch.y_ref, (0, 1), value=-1)                       # (R + 1,)
+        return loss(x, y, r, y_ref, batch.own)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e7e3fae5
 class CentroidTriplet(PairLoss):

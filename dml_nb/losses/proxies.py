@@ -27,58 +27,10 @@ from torch.nn.functional import softplus
 
 from ..core import (
     as_labels, check_embeddings, check_number, full_precision, unit, widen)
-from .contrastive import InfoNCE, root
+from .contrastive import InfoNCE, meet_classes, places_of_classes, root
 from .neighbours import NPairs
 from ..weighting import (
-    PairLoss, as_peers_call, check_choice, demanding_term, inf, log_sum_exp, settings)
-
-# %% ../../nbs/25_losses.proxies.ipynb #8de96eff
-class Addable(nn.Module):
-    "+ and * of losses that do not share their S"
-    def __add__(self, other):
-        if not isinstance(other, nn.Module):
-            return NotImplemented
-        return SumOfValues(_parts(self) + _parts(other))
-
-    def __radd__(self, other):
-        if type(other) is int and other == 0:                            # the start of `sum`
-            return self
-        if not isinstance(other, nn.Module):
-            return NotImplemented
-        return SumOfValues(_parts(other) + _parts(self))
-
-    def __mul__(self, weight):
-        check_number('weight of a loss', weight)
-        return SumOfValues([(weight * factor, loss) for factor, loss in _parts(self)])
-
-    __rmul__ = __mul__
-
-
-class SumOfValues(Addable):
-    "A weighted sum of losses, each asked by itself"
-    def __init__(
-        self,
-        terms:list, # (weight, loss)
-    ):
-        super().__init__()
-        self.factors = [float(factor) for factor, _ in terms]
-        self.losses = nn.ModuleList([loss for _, loss in terms])
-        self.reduction = 'mean'                          # or 'none': the value for each item
-
-    def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
-        given = ref, ref_labels, self_index, tuples
-        value = sum(factor * loss(z, labels, *given)
-                    for factor, loss in zip(self.factors, self.losses))
-        return value.expand(len(z)) if self.reduction == 'none' else value
-
-    def __repr__(self):
-        return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
-                          for factor, loss in zip(self.factors, self.losses))
-
-
-def _parts(loss):
-    "(weight, loss) as they were added up."
-    return list(zip(loss.factors, loss.losses)) if type(loss) is SumOfValues else [(1., loss)]
+    Addable, PairLoss, as_peers_call, check_choice, demanding_term, inf, log_sum_exp, settings)
 
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):
@@ -149,10 +101,7 @@ class Proxies(Addable):
 @patch
 def rows_of(self:Proxies, labels, n, device):
     "(n,) numbers of the items' classes among the C; -1 for none, and for a class without proxy."
-    y = as_labels(labels, n, device)
-    known = self.class_numbers.to(device)
-    place = torch.searchsorted(known, y).clamp(max=self.classes - 1)
-    return torch.where(known[place] == y, place, -1)
+    return places_of_classes(as_labels(labels, n, device), self.class_numbers)
 
 
 @patch
@@ -229,14 +178,7 @@ def meet(
 ):
     """Learn which class each row is for: the classes in the order of their numbers. Raises
     ValueError for fewer proxies than classes."""
-    if labels is None:
-        return
-    met = torch.unique(torch.as_tensor(labels))                      # sorted
-    if len(met) > self.classes:
-        raise ValueError(f'classes: at least the {len(met)} classes of training are wanted, '
-                         f'{self.classes} was given')
-    self.class_numbers.fill_(torch.iinfo(torch.int64).max)           # rows that nobody needs
-    self.class_numbers[:len(met)] = met
+    meet_classes(self.class_numbers, labels)
 
 # %% ../../nbs/25_losses.proxies.ipynb #939c105b
 class NormalizedSoftmax(Proxies):

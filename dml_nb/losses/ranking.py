@@ -95,7 +95,7 @@ class RankLoss(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #b824a1df
 class SmoothAP(RankLoss):
-    """1 - (1/P_a) Σ_p r⁺_p / r_p, mean over anchors with positives: average precision with sigmoids
+    """1 - (1/P) Σ r⁺ / r, mean over anchors with positives: average precision with sigmoids
     for steps (Brown et al., 2020)"""
     def __init__(
         self,
@@ -184,7 +184,7 @@ def look_up(
 
 # %% ../../nbs/24_losses.ranking.ipynb #b7a889eb
 class FastAP(PairLoss):
-    """1 - (1/P_a) Σ_j h⁺_j H⁺_j / H_j, mean over anchors with positives: average precision of a
+    """1 - (1/P) Σ h⁺ H⁺ / H, mean over anchors with positives: average precision of a
     histogram of squared distances (Cakir et al., 2019)"""
     def __init__(
         self,

@@ -17,7 +17,7 @@ Modules:
 - `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
 - `dml_nb.losses.catalogue`: One entry for each loss: how it is made, what it charges, what it cannot see.
 - `dml_nb.losses.concordance`: How often a stranger is nearer than a friend, as a loss and as a measure.
-- `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives, each a dozen lines on the same engine.
+- `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?

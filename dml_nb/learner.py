@@ -321,7 +321,7 @@ def _is_peer(loss_func) -> bool:
 # %% ../nbs/51_learner.ipynb #b9f463ab
 class MetricLearner(Learner):
     "A fastai `Learner` whose model gives embeddings (B, dim)."
-    loss_lr = 1.                        # learning rate of what the loss learns, in the head's
+    loss_lr = 1.                        # learning rate of what the loss learns, over the head's
 
     def add_cb(self,
         cb, # a callback or its class

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from ..core import inf
 from .adapted import AdaptedTriplet, SelectionBias
@@ -49,7 +50,7 @@ class Entry:
     ignores:str # what the weights do not see
     passes:str = None # over S, of B² steps each; None: one for each survey and one for the weights
 
-    def __call__(self, **settings) -> PairLoss:
+    def __call__(self, **settings) -> nn.Module: # a `PairLoss`, or `Proxies`
         """The loss with these settings, its defaults for the others. Raises ValueError for a
         setting that it does not have, or out of range."""
         try:
@@ -69,13 +70,13 @@ class Entry:
         classes:int, # classes of training
         dim:int, # numbers in an embedding
         **settings, # as for a call
-    ) -> PairLoss:
+    ) -> nn.Module: # a `PairLoss`, or `Proxies`
         "The loss for these data: what it needs is filled in. Raises ValueError as a call does."
         facts = dict(classes=classes, dim=dim)
         return self(**{name: facts[name] for name in self.needs} | settings)
 
     @property
-    def example(self) -> PairLoss:
+    def example(self) -> nn.Module:
         "A small one, to ask what it is; the global random state is left alone."
         with torch.random.fork_rng(devices=[]):
             return self.for_data(classes=2, dim=2)

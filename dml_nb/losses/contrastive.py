@@ -1,6 +1,6 @@
-"""InfoNCE, SupCon, Circle and their relatives, each a dozen lines on the same engine.
+"""InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 
-The losses that people train with today, beside those of the five papers. InfoNCE (van den Oord,
+The losses that people train with today, beside those of the pages before. InfoNCE (van den Oord,
 Li and Vinyals, 2018) is the loss of self-supervised and of image-text training. SupCon (Khosla
 et al., 2020) is its form for classes. Circle (Sun et al., 2020), intra-pair variance and the
 tuplet margin (both Yu and Tao, 2019), the centroid triplet (Wieczorek et al., 2021), the margin

@@ -35,7 +35,8 @@ from ..weighting import (
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):
     """Any pair loss of items against learnable rows, `weight` (classes · centers, dim): row
-    c · centers + k is centre k of class c"""
+    c · centers + k is centre k of class c. Raises TypeError for what is no pair loss, ValueError for
+    one that takes no references."""
     indivisible = 'pair'
     own_batch_only = True               # it has its references, and takes no others
 
@@ -333,8 +334,8 @@ class SoftCenters(ClassSoftmax):
 
 # %% ../../nbs/25_losses.proxies.ipynb #7af14f5b
 class SoftTriple(Proxies):
-    """Softmax over classes at scale λ with margin δ, several soft centres each, and τ times their
-    mean distance (Qian et al., 2019); `pair_weights` is without the latter"""
+    """Softmax over classes at scale λ with margin δ, several soft centres each, and τ times half
+    their mean distance (Qian et al., 2019); `pair_weights` is without the latter"""
     def __init__(
         self,
         classes:int, # C

@@ -174,3 +174,9 @@ def test_next_follows_the_sidebar(page):
     last = ''.join(cells(page)[-1]['source']).strip().splitlines()[-1]
     wanted = r'Next: .*\(' + re.escape(following) + r'\)'
     assert re.match(wanted, last), f'{following} is next: {last}'
+
+
+@each_page
+def test_outputs_name_no_folder_of_a_machine(page):
+    written = json.dumps([outputs for *_, outputs in code_cells(page)])
+    assert 'site-packages' not in written

@@ -39,7 +39,7 @@ import dml_nb
 # %% ../nbs/63_cli.ipynb #bceeddeb
 UsageError = typer.BadParameter.__base__        # what the command line's parser raises
 app = typer.Typer(
-    help='Deep metric learning: compare losses on images, with intervals and a report.',
+    help='Deep metric learning: from a folder of pictures to a search, and losses compared.',
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -664,6 +664,29 @@ def search(
                 print(f"{place:>4}  {found['similarity']:.3f}  {found['path']}")
         if html is not None:
             print(f'wrote {html}')
+
+# %% ../nbs/63_cli.ipynb #46cf2f99
+@app.command()
+def browse(
+    index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
+    other:Annotated[str, typer.Option(
+        help='Another index of the same pictures, to see both side by side.')] = None,
+    port:Annotated[int, typer.Option(
+        min=0, max=65535, help='Of this machine; 0: any that is free.')] = 8000,
+):
+    """Look at an index in the browser: its map, its mistakes, what a loss makes of it.
+
+    Example: dml browse runs/index
+
+    The page is served to this machine alone, until Ctrl-C; nothing comes from the net."""
+    for folder in [index] + ([] if other is None else [other]):
+        if not (Path(folder).expanduser()/'search.json').is_file():
+            fail(f'index: a folder made by dml index is wanted, {folder} was given, and there is '
+                 'no index in it')
+    with told_in_one_line('stopped'):
+        import_module('dml_nb.browse').browse(
+            index, other, port,
+            lambda address: print(f'{address} shows {index}; Ctrl-C ends it', flush=True))
 
 # %% ../nbs/63_cli.ipynb #da9167d4
 def listing(

@@ -231,18 +231,6 @@ NAMED = dict(
 )
 
 
-def with_free_parts(
-    entry, # of `LOSSES`
-    settings:dict, # its parameters
-): # the entry; or one without its own selection or divergence, where another is given
-    "What the table of losses fixes by position may be replaced by name."
-    make = entry.make
-    if not isinstance(make, partial) or not make.args:
-        return entry
-    fixed = [*inspect.signature(make.func).parameters][:len(make.args)]
-    return replace(entry, make=make.func) if set(fixed) <= settings.keys() else entry
-
-
 def named_parts(
     make, # a class or function that makes a loss
     settings:dict, # its parameters, some of them perhaps names
@@ -274,6 +262,23 @@ def named_parts(
     return settings
 
 
+def with_parts(
+    entry, # of `LOSSES`
+    settings:dict, # parameters, some of them perhaps names
+    dim:int, # of the embeddings
+) -> tuple: # an entry and parameters to call it with
+    "What the table of losses fixes by position, such as a divergence, may be replaced by name."
+    make = entry.make
+    fixed = []
+    if isinstance(make, partial):
+        fixed = [*inspect.signature(make.func).parameters][:len(make.args)]
+    if not fixed or not set(fixed) <= settings.keys():
+        return entry, named_parts(make, settings, dim)
+    settings = named_parts(make.func, settings, dim)
+    own = [settings.pop(name) for name in fixed]
+    return replace(entry, make=partial(make.func, *own, **make.keywords)), settings
+
+
 def make_loss(
     name:str, # in `LOSSES`, or 'pml:' and the name of a loss of pytorch-metric-learning
     options:dict, # its parameters; also miner, select and base by name, their options, and loss_lr
@@ -297,10 +302,10 @@ def make_loss(
     if name not in LOSSES:
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
-    entry = with_free_parts(LOSSES[name], settings)
     try:
         with torch.random.fork_rng():
-            loss = entry.for_data(classes, dim, **named_parts(entry.make, settings, dim))
+            entry, settings = with_parts(LOSSES[name], settings, dim)
+            loss = entry.for_data(classes, dim, **settings)
     except ValueError as error:
         raise ValueError(
             f'options: parameters of {name} are wanted, {options} was given; {error}') from error

@@ -859,6 +859,9 @@ class QuietCheckpoints(Checkpoints):
         with redirect_stdout(io.StringIO()):
             super().before_fit()
 
+    def after_fit(self):
+        pass                                            # the result is written instead
+
 
 CHECKPOINT_STEPS = 100 # between two checkpoints of a run
 

@@ -44,6 +44,9 @@ if __name__ == '__main__':
 """
 
 
+RECIPES = sweep(BASE, {'lr': [.02, .05]}, seeds=3)
+
+
 def fields_of(recipe):
     return json.dumps({name: getattr(recipe, name) for name in recipe.__dataclass_fields__})
 
@@ -106,25 +109,37 @@ def results_of(folder):
     return found
 
 
-@pytest.mark.parametrize('group', [True, False])
-def test_a_sweep_goes_on_where_it_was_killed(group, tmp_path):
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A sweep that nobody disturbed, in one process"
+    folder = tmp_path_factory.mktemp('whole')
+    run_many(RECIPES, folder, workers=1, progress=False)
+    return results_of(folder)
+
+
+@pytest.mark.parametrize('stop', ['all', 'parent', 'Ctrl-C'])
+def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
     script = tmp_path/'sweep.py'
     script.write_text(SWEEP)
-    recipes = sweep(BASE, {'loss': ['triplet'], 'lr': [.02, .05]}, seeds=3)
-    run_many(recipes, tmp_path/'whole', workers=1, progress=False)
-    whole = results_of(tmp_path/'whole')
-    folder = tmp_path/'killed'
+    folder = tmp_path/'stopped'
     rng = random.Random(1)
-    for wanted in (1, 3):
-        process = start(script, str(folder), *map(fields_of, recipes))
-        wait_for(process, lambda: len(list(folder.glob('*.json'))) >= wanted)
-        time.sleep(.5 * rng.random())
-        if group:
-            kill(process)
-        else:
-            process.kill()                                  # its workers see it and end
-            process.communicate()
-    assert 0 < len(results_of(folder)) < len(recipes)
-    output_of(start(script, str(folder), *map(fields_of, recipes)))
-    assert results_of(folder) == whole and len(whole) == 6
+    process = start(script, str(folder), *map(fields_of, RECIPES))
+    wait_for(process, lambda: list(folder.glob('*.json')))
+    time.sleep(.3 * rng.random())
+    if stop == 'all':
+        kill(process)
+    else:                                                   # the workers see it and end
+        process.send_signal(signal.SIGKILL if stop == 'parent' else signal.SIGINT)
+        process.communicate(timeout=200)
+    assert process.returncode != 0 and 0 < len(results_of(folder)) < len(RECIPES)
+    output_of(start(script, str(folder), *map(fields_of, RECIPES)))
+    assert results_of(folder) == whole and len(whole) == len(RECIPES)
     assert {path.suffix for path in folder.iterdir()} == {'.json'}
+
+
+def test_a_recipe_that_fails_in_its_process_is_named(tmp_path):
+    bad = replace(BASE, frozen=True, augment=None, weights='of_nobody.safetensors', steps=3, every=0)
+    good = [replace(BASE, steps=3, every=0, seed=seed) for seed in range(2)]
+    with pytest.raises(RuntimeError, match=r'1 of 3 failed: Recipe\(.*of_nobody.*there is no'):
+        run_many([good[0], replace(bad, seed=5), good[1]], tmp_path, workers=2, progress=False)
+    assert len(results_of(tmp_path)) == 2

@@ -35,7 +35,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -1496,7 +1496,8 @@ def run_many(
         if workers > 1:
             for recipe in todo:
                 if recipe.frozen and recipe.weights is not None:
-                    shelf.features(recipe, own_device())    # once, not in each process
+                    with suppress(Exception):               # its own process says what is wrong
+                        shelf.features(recipe, own_device())    # once, not in each process
             failed = train_in_processes(todo, folder, fresh, workers, done)
         else:
             failed = train_here(todo, folder, fresh, shelf, done)

@@ -22,8 +22,8 @@ pytestmark = [
 #: Everything that has a state: a memory, a loss that draws, augmentation, two passes.
 BASE = Recipe(
     'triplet', dict(select='semi_hard'), split='class', classes=5, per_class=6, body_width=8,
-    dim=16, steps=60, every=30, memory=40, noise=['symmetric', .2], augment='crop_flip', optimizer='sgd',
-    lr=.05, schedule='cosine')
+    dim=16, steps=60, every=30, memory=40, noise=['symmetric', .2], augment='crop_flip',
+    optimizer='sgd', lr=.05, schedule='cosine')
 #: And a callback that watches.
 WATCHED = replace(
     BASE, callback='PairStatistics', callback_options=dict(every=2), steps=64, every=8)

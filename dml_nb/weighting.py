@@ -674,14 +674,15 @@ def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
     "The loss, ∂/∂z, ∂/∂ref (None without references)."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
-    to_r = to_z if alone else to_ref
-    cuts = spans(batch, loss.block, loss.indivisible)
     if loss.opaque and torch.compiler.is_compiling():
         value, dx, dr = gradient_by_operator(loss, x, r, batch, alone)
-    elif alone and to_z and keeps_weights(loss, x, cuts):
-        value, dx, dr = gradient_of_own_batch(loss, x, batch, cuts)
     else:
-        value, dx, dr = gradient_by_blocks(loss, x, r, batch, alone, to_z, to_r, cuts)
+        to_r = to_z if alone else to_ref
+        cuts = spans(batch, loss.block, loss.indivisible)
+        if alone and to_z and keeps_weights(loss, x, cuts):
+            value, dx, dr = gradient_of_own_batch(loss, x, batch, cuts)
+        else:
+            value, dx, dr = gradient_by_blocks(loss, x, r, batch, alone, to_z, to_r, cuts)
     poison = 0. * (x.sum() if alone else x.sum() + r.sum())            # 0 or NaN
     dz = tangent(dx, x, x_inverse).add_(poison)
     dref = None if alone else tangent(dr, r, r_inverse).add_(poison)

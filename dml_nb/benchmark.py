@@ -18,20 +18,20 @@ __all__ = ['bench', 'bench_table']
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from statistics import quantiles
 
 import torch
 
-from .core import check_number
 from .check import extra_memory, write_bench
+from .core import check_number
 
 # %% ../nbs/62_benchmark.ipynb #c59dd543
 @dataclass(frozen=True)
 class Side:
     "Who does a job, and how"
-    who:str # a distribution's name as pip knows it, with a comma and a remark if need be; or 'limit'
+    who:str # a distribution's name, perhaps with a comma and a remark; or 'limit'
     setup:str # Python source, done once
     job:str # the statement that is timed
 
@@ -218,21 +218,17 @@ f'{len(COMPARISONS)} comparisons of losses'
 def mined(name, ours, peer, **options):
     "A miner of ours and one of pytorch-metric-learning."
     return Comparison('miners', name, (large, huge), (
-        Side('dml_nb', f'from dml_nb.losses import *\nminer = {ours}', 'miner(u, y)'),
+        Side('dml_nb', f'from dml_nb import losses as our\nminer = our.{ours}', 'miner(u, y)'),
         Side(PML, f'from pytorch_metric_learning import miners\npeers = miners.{peer}',
              'peers(u, y)'),
         Side('limit', '', 'u @ u.T')), **options)
 
 
-to_others = """
-def cost_of(k):
-    return 1 - x[y == k] @ x[y != k].T
-"""
 TRANSPORT = Comparison('transport', 'Wasserstein between classes', (dict(B=128, D=64),), (
     Side('dml_nb', 'from dml_nb.losses import ClassDiscrepancy\n'
          'from dml_nb.transport import Wasserstein\nloss = ClassDiscrepancy(Wasserstein())',
          'loss(z, y).backward()'),
-    Side('POT', 'import ot' + to_others, """
+    Side('POT', 'import ot', """
 x = torch.nn.functional.normalize(z)
 total = 0.
 for k in y.unique():
@@ -281,7 +277,7 @@ COMPARISONS += [
         Side('dml_nb', 'from dml_nb.clustering import cluster',
              'cluster(z, len(y.unique()), restarts=1)'),
         Side('scikit-learn', 'from sklearn.cluster import KMeans',
-             "KMeans(len(y.unique()), n_init=1, max_iter=25, init='random').fit_predict(z.numpy())"),
+             "KMeans(len(y.unique()), n_init=1, max_iter=25, init='random').fit(z.numpy())"),
         Side('limit', 'c = torch.randn({classes}, {D})', 'for _ in range(25): u @ c.T')),
         make='gallery', turns=5)]
 

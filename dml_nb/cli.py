@@ -281,6 +281,8 @@ def compare(
 ):
     """Train losses on the same images with several seeds, and tell them apart from luck.
 
+    Example: dml compare --data folder:photos --losses triplet,circle --seeds 5
+
     Two questions are asked of each loss. Can it find like images among held-out images of all
     classes? And among classes that it never saw in training (the second half of them)? Raw pixels
     and the untrained network answer them too: only what lies above both was learned. The table
@@ -506,8 +508,8 @@ def train(
     the folder given by --out. After a stop the same command goes on where it was. Next: dml
     evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
-    with told_in_one_line(f'stopped; the best network so far is kept in {out}/embedder, and the '
-                          'same command goes on'):
+    with told_in_one_line(f'stopped; what was reached is kept in {out}, and the same command goes '
+                          'on'):
         options = chosen_settings(set_)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
         from dml_nb.everyday import load_pictures, train_embedder
@@ -534,8 +536,9 @@ def load_model(
     path:str,
 ): # `Embedder`
     "An embedder, from a folder that `model_folder` has found."
+    folder = model_folder(path)
     from dml_nb.embedding import load_embedder
-    return load_embedder(model_folder(path))
+    return load_embedder(folder)
 
 
 def pictures_for(

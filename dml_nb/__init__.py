@@ -2,6 +2,7 @@
 
 Modules:
 
+- `dml_nb.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
 - `dml_nb.browse`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.

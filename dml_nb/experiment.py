@@ -961,13 +961,16 @@ def run_on(
     cbs = [CountEpochs(progress or (lambda: None))]
     if recipe.steps:
         cbs.append(NoValidLoss())
-    if folder is not None:
-        path = checkpoint_path(recipe, data, device, folder)
-        cbs.append(QuietCheckpoints(path, CHECKPOINT_STEPS, keep=2))
     with reproducible(recipe, device):
         (train, valid), raw = recipe_parts(recipe, shelf, device)
         dls = recipe_loaders(recipe, train, valid, device)
         watcher = recipe_callback(recipe, class_count(train))
+        if folder is not None:
+            every = CHECKPOINT_STEPS
+            if watcher is not None:                         # which forgets a pass that is cut
+                every = -(-every // len(dls.train.sampler)) * len(dls.train.sampler)
+            path = checkpoint_path(recipe, data, device, folder)
+            cbs.append(QuietCheckpoints(path, every, keep=2))
         learn = recipe_learner(
             recipe, dls, class_count(train), cbs + ([] if watcher is None else [watcher]))
         before, untrained = measure_model(recipe, learn, train, valid)

@@ -37,7 +37,7 @@ from .proxies import (
     ArcFace, CosFace, NormalizedSoftmax, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace)
 from .ranking import FastAP, RankedList, RecallAtK, SmoothAP
 from .triplet import HAP2S, BatchHard, HardTriplets, SemiHard, Triplet
-from ..transport import MMD, SinkhornDivergence, Wasserstein
+from ..transport import MMD, Wasserstein
 from ..weighting import PairLoss, Sum
 
 # %% ../../nbs/28_losses.catalogue.ipynb #490cf616
@@ -221,25 +221,6 @@ LOSSES.update(
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #7108df33
-def transport_discrepancy(
-    eps:float=2.5e-3, # blur of the transport
-    debiased:bool=False, # the Sinkhorn divergence (002, Eq. 13) in place of Eq. 11
-    **kwargs, # normalize and block, as every loss takes them
-) -> PairLoss:
-    "Minus the transport of each class to the rest: L^W of the DCDL paper (002)."
-    divergence = SinkhornDivergence(eps) if debiased else Wasserstein(eps)
-    return ClassDiscrepancy(divergence, **kwargs)
-
-
-def kernel_discrepancy(
-    kernel:str='laplacian', # or 'gaussian'
-    sigma:float=.05, # σ, a distance
-    **kwargs, # normalize and block, as every loss takes them
-) -> PairLoss:
-    "Minus the squared kernel distance of each class from the rest: L^L and L^G (002, Eq. 15)."
-    return ClassDiscrepancy(MMD(kernel, sigma), **kwargs)
-
-
 def triplet_discrepancy(
     margin:float=.1, # of the triplets
     lam:float=.5, # weight of the discrepancy
@@ -257,13 +238,13 @@ LOSSES.update(
         'none: $a_ia_j$ on positives',
         'Negatives, except through what the selection picks.'),
     wasserstein=Entry(
-        transport_discrepancy,
+        partial(ClassDiscrepancy, Wasserstein()),
         r'$-$ transport of each class to the rest',
         'the transport plan',
         'Positives: each class is moved away from the rest as a whole.',
         'varies'),
     mmd=Entry(
-        kernel_discrepancy,
+        partial(ClassDiscrepancy, MMD()),
         r'$-$ squared discrepancy of each class from the rest',
         'slope of the kernel',
         'Who is who: a weight is a function of its own similarity times a number that the '

@@ -270,6 +270,20 @@ def _ten_recipe(
     return Recipe(loss, options, **(dict(data=data, seed=seed) | _LENET | settings | changes))
 
 
+_LONG = dict(figure4=(340, 34), figure5=(850, 85))      # steps, between two looks
+_FEWEST = 40        # pictures of each class, of which half train
+
+
+def _long_recipe(
+    figure:str, # 'figure4' or 'figure5'
+    lam:float, # of the matching term
+    seed:int=0,
+) -> Recipe:
+    "As many passes as the paper's, 85 over MNIST and 213 over Fashion-MNIST, over 200 pictures."
+    steps, every = _LONG[figure]
+    return _ten_recipe(figure, lam, seed, steps=steps, every=every)
+
+
 def _arm(lam, reduction, select) -> str:
     "What a learning rate is chosen for."
     if select is not None:
@@ -443,6 +457,9 @@ def _forever(sampler):
         yield from sampler
 
 
+_SHIFT_TITLES = dict(digits='digits', fashion_mnist='Fashion-MNIST', omniglot='Omniglot')
+
+
 def _bias_rows(
     scale:str='small',
     folder=None, # not needed: nothing is trained
@@ -468,14 +485,16 @@ def _kept(
     recipe:Recipe,
     folder, # of finished runs
     pictures:bool=False, # also a t-SNE and neighbours
+    train:int=200, # as for `_few_images`
 ) -> dict: # as `_watched`
     "A watched run from its file, or a new one."
-    path = Path(folder)/f"watched_{run_key(recipe, 'few')}.json"
+    of_data = 'few' if train == 200 else f'few {train}'
+    path = Path(folder)/f'watched_{run_key(recipe, of_data)}.json'
     drawn = path.with_name(f'{path.stem}_pictures.json')
     if pictures or drawn.is_file():
         path = drawn                                            # has all of the other
     if not path.is_file():
-        facts, before, z, labels = _watched(recipe, _few_images(recipe))
+        facts, before, z, labels = _watched(recipe, _few_images(recipe, train))
         if pictures:
             facts['pictures'] = _pictures(before, z, labels, recipe.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -603,7 +622,8 @@ def _shift_rows(
     for data, selection in dict.fromkeys((row['data'], row['selection']) for row in every):
         mine = [row for row in every if (row['data'], row['selection']) == (data, selection)]
         found = {key: interval([row[key] for row in mine]) for key in ('one draw', 'bias')}
-        rows.append({'pictures': data, 'selection': selection} | found)
+        named = {'pictures': _SHIFT_TITLES[data], 'selection': selection.replace('_', '-')}
+        rows.append(named | found)
     return rows
 
 # %% ../../nbs/73_papers.adapted.ipynb #c082314b
@@ -672,9 +692,11 @@ def _arms(
     reduction:str='sum',
     select:str=None,
     lam_u:float=None, # None: not of the runs with few labels
+    long:bool=False, # with as many passes as the paper's
 ) -> list: # of runs, by seed
     "The runs of one arm. Raises `ValueError` if there is none."
-    wanted = dict(figure=figure, lam=lam, reduction=reduction, select=select, lam_u=lam_u)
+    wanted = dict(figure=figure, lam=lam, reduction=reduction, select=select, lam_u=lam_u,
+                  long=long)
     found = [run for run in record['ten'] if all(run[key] == wanted[key] for key in wanted)]
     if not found:
         raise ValueError(f'record: runs of {wanted} are wanted, none are there')
@@ -713,11 +735,10 @@ def _of_hardest(record) -> dict:
 
 
 def _of_shift(record) -> dict:
-    titles = dict(digits='digits', fashion_mnist='Fashion-MNIST', omniglot='Omniglot')
     found = {}
     for row in record['shift']:
         if row['selection'] == 'semi_hard':
-            found.setdefault(titles[row['data']], []).append(row['bias'])
+            found.setdefault(_SHIFT_TITLES[row['data']], []).append(row['bias'])
     return {name: np.array(values) for name, values in found.items()}
 
 
@@ -737,8 +758,8 @@ def _of_trade_off(record) -> dict:
 
 
 def _fall(record, figure, lam) -> np.ndarray: # (seeds,)
-    "From four fifths of the iterations, 40k of 50k, to their end."
-    runs = _arms(record, figure, lam)
+    "From four fifths of the iterations, 40k of 50k, to their end; as many passes as the paper's."
+    runs = _arms(record, figure, lam, long=True)
     return _accuracy(runs, .8) - _accuracy(runs)
 
 
@@ -798,7 +819,8 @@ def _claim(name, test, asks, **more) -> Claim:
 # %% ../../nbs/73_papers.adapted.ipynb #0fa15372
 CLAIMS = [
     _claim('random', _of_random,
-           'points of accuracy that random triplets lack to half of what semi-hard ones gain'),
+           'accuracy half-way between the untrained network and semi-hard triplets, less that of '
+           'random ones'),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard less hardest'),
     _claim('shift', _of_shift, 'squared shift of the class means that is no chance'),
     _claim('reduction', _of_correction, 'that shift after training, λ = 0 less λ = 2'),
@@ -867,8 +889,8 @@ def _plain(
     **facts, # of its arm
 ) -> dict: # without recipe and pictures, rounded: what the file of results keeps
     curve = np.array(run['curve']).round(5).tolist()
-    names = 'figure', 'lam', 'reduction', 'select', 'lam_u'
-    given = dict(lam=0., reduction='sum', select=None, lam_u=None) | facts
+    names = 'figure', 'lam', 'reduction', 'select', 'lam_u', 'long'
+    given = dict(lam=0., reduction='sum', select=None, lam_u=None, long=False) | facts
     return {name: given[name] for name in names} | dict(
         seed=run['recipe'].get('seed', 0), untrained=run['untrained'], curve=curve,
         trained=run['trained'], seconds=run['seconds'])

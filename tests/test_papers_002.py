@@ -17,7 +17,9 @@ def test_a_committed_cell_can_be_computed_again():
     recipes = discrepancy._final('digits', 'Trip', 'L^W')
     again = run(recipes[0], discrepancy._small_images('digits'), device='cpu')
     kept = discrepancy._values(file['runs'], recipes, 'probe')
-    assert abs(again['trained']['probe'] - kept[0]) < .01
+    assert abs(again['trained']['probe'] - kept[0]) < .005          # sums in another order
+    ranked = discrepancy._values(file['runs'], recipes, 'map@r')
+    assert abs(again['trained']['map@r'] - ranked[0]) < .006
     row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
     assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-9
 

@@ -69,6 +69,7 @@ from dml_nb.noise import (
 from .recovery import Checkpoints
 from .retrieval import evaluate
 from .samplers import ClassBatchSampler
+from .transport import MMD, SinkhornDivergence, Wasserstein
 from .verification import verify
 from .weighting import check_choice, check_flag
 
@@ -226,7 +227,20 @@ NAMED = dict(
     select=dict(semi_hard=SemiHard, random=RandomTriplets, hard=HardTriplets,
                 distance_weighted=DistanceWeighted),
     base=dict(margin=MarginPair, binomial=BinomialPair),
+    divergence=dict(wasserstein=Wasserstein, sinkhorn=SinkhornDivergence, mmd=MMD),
 )
+
+
+def with_free_parts(
+    entry, # of `LOSSES`
+    settings:dict, # its parameters
+): # the entry; or one without its own selection or divergence, where another is given
+    "What the table of losses fixes by position may be replaced by name."
+    make = entry.make
+    if not isinstance(make, partial) or not make.args:
+        return entry
+    fixed = [*inspect.signature(make.func).parameters][:len(make.args)]
+    return replace(entry, make=make.func) if set(fixed) <= settings.keys() else entry
 
 
 def named_parts(
@@ -234,11 +248,11 @@ def named_parts(
     settings:dict, # its parameters, some of them perhaps names
     dim:int, # of the embeddings
 ) -> dict: # with objects in place of names
-    """Miners, selections and bases of pairs by name. Raises `ValueError` for unknown ones and where
+    """Miners, selections, pair losses and divergences by name. Raises `ValueError` for unknown ones and where
     the loss takes none."""
     settings = dict(settings)
     taken = inspect.signature(make).parameters
-    for given in ('miner', 'select', 'base'):
+    for given in NAMED:
         name = settings.get(given)
         if not isinstance(name, str):
             continue
@@ -283,13 +297,10 @@ def make_loss(
     if name not in LOSSES:
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
-    entry, facts = LOSSES[name], dict(classes=classes, dim=dim)
-    filled = {key: facts[key] for key in entry.needs}
+    entry = with_free_parts(LOSSES[name], settings)
     try:
         with torch.random.fork_rng():
-            if name == 'selection_bias' and 'select' in settings:       # in place of its own
-                entry = replace(entry, make=entry.make.func)
-            loss = entry(**filled | named_parts(entry.make, settings, dim))
+            loss = entry.for_data(classes, dim, **named_parts(entry.make, settings, dim))
     except ValueError as error:
         raise ValueError(
             f'options: parameters of {name} are wanted, {options} was given; {error}') from error

@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stdout
@@ -37,7 +38,7 @@ from pathlib import Path
 # %% ../nbs/60_experiment.ipynb #e3a6c279
 import numpy as np
 import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, fit_one_cycle
 from fastai.data.core import DataLoaders, TfmdDL
@@ -231,18 +232,6 @@ NAMED = dict(
 )
 
 
-def with_free_parts(
-    entry, # of `LOSSES`
-    settings:dict, # its parameters
-): # the entry; or one without its own selection or divergence, where another is given
-    "What the table of losses fixes by position may be replaced by name."
-    make = entry.make
-    if not isinstance(make, partial) or not make.args:
-        return entry
-    fixed = [*inspect.signature(make.func).parameters][:len(make.args)]
-    return replace(entry, make=make.func) if set(fixed) <= settings.keys() else entry
-
-
 def named_parts(
     make, # a class or function that makes a loss
     settings:dict, # its parameters, some of them perhaps names
@@ -274,6 +263,23 @@ def named_parts(
     return settings
 
 
+def with_parts(
+    entry, # of `LOSSES`
+    settings:dict, # parameters, some of them perhaps names
+    dim:int, # of the embeddings
+) -> tuple: # an entry and parameters to call it with
+    "What the table of losses fixes by position, such as a divergence, may be replaced by name."
+    make = entry.make
+    fixed = []
+    if isinstance(make, partial):
+        fixed = [*inspect.signature(make.func).parameters][:len(make.args)]
+    if not fixed or not set(fixed) <= settings.keys():
+        return entry, named_parts(make, settings, dim)
+    settings = named_parts(make.func, settings, dim)
+    own = [settings.pop(name) for name in fixed]
+    return replace(entry, make=partial(make.func, *own, **make.keywords)), settings
+
+
 def make_loss(
     name:str, # in `LOSSES`, or 'pml:' and the name of a loss of pytorch-metric-learning
     options:dict, # its parameters; also miner, select and base by name, their options, and loss_lr
@@ -297,10 +303,10 @@ def make_loss(
     if name not in LOSSES:
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
-    entry = with_free_parts(LOSSES[name], settings)
     try:
         with torch.random.fork_rng():
-            loss = entry.for_data(classes, dim, **named_parts(entry.make, settings, dim))
+            entry, settings = with_parts(LOSSES[name], settings, dim)
+            loss = entry.for_data(classes, dim, **settings)
     except ValueError as error:
         raise ValueError(
             f'options: parameters of {name} are wanted, {options} was given; {error}') from error
@@ -803,6 +809,15 @@ class Autocast(Callback):
         self.leave()                                        # of a batch that was cancelled
 
 
+class NoValidLoss(Callback):
+    "Leaves out the loss on the images that are searched, which nobody asks for."
+    order = 15                                              # after Autocast
+
+    def after_pred(self):
+        if not self.training:
+            raise CancelBatchException()
+
+
 class QuietCheckpoints(Checkpoints):
     "Goes on where a run was cut off, and says nothing about it."
 
@@ -875,17 +890,36 @@ def rows_of(
     return images.images().flatten(1)
 
 
-def measure_input(
+def learns_from_training(
     recipe:Recipe,
     train:ImageSet,
     valid:ImageSet,
+) -> bool:
+    "Whether something is measured that learns from the images of training."
+    return bool({'probe', 'class_mean'} & set(recipe.measures)) and shared_classes(train, valid)
+
+
+def measure_input(
+    recipe:Recipe,
+    shelf:Shelf,
+    train:ImageSet,
+    valid:ImageSet,
 ) -> dict: # as `measure`
-    "What is found without any network, or by the features of a frozen one."
-    asks_for_training = {'probe', 'class_mean'} & set(recipe.measures)
-    known = None
-    if asks_for_training and shared_classes(train, valid):
-        known = rows_of(train), train.labels
-    return measure(rows_of(valid), valid.labels, recipe.measures, known, recipe.seed)
+    "What is found without any network, or by the features of a frozen one; once for equal images."
+    learned = learns_from_training(recipe, train, valid)
+
+    def make():
+        known = (rows_of(train), train.labels) if learned else None
+        return measure(rows_of(valid), valid.labels, recipe.measures, known, recipe.seed)
+
+    draws = {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
+    body = [recipe.arch, recipe.weights, recipe.body_width] if recipe.frozen else None
+    if recipe.frozen and recipe.weights is None:
+        draws = True                                        # the body is a random one
+    numbers = [valid.index, valid.labels] + ([train.index, train.labels] if learned else [])
+    found = hashlib.sha256(b''.join(each.tobytes() for each in numbers)).hexdigest()
+    return dict(shelf.once(make, 'input', recipe.data, recipe.size, body, found, recipe.measures,
+                           recipe.seed if draws else None))
 
 
 def measure_model(
@@ -896,9 +930,7 @@ def measure_model(
 ) -> tuple: # (N, D) embeddings of `valid`; as `measure`
     "What the network finds as it is now."
     z, labels = learn.embed()
-    known = None
-    if {'probe', 'class_mean'} & set(recipe.measures) and shared_classes(train, valid):
-        known = learn.embed(train)
+    known = learn.embed(train) if learns_from_training(recipe, train, valid) else None
     return z, measure(z, labels, recipe.measures, known, recipe.seed)
 
 
@@ -920,22 +952,25 @@ LARGEST_INPUT = 2**27 # numbers in the pictures that are searched as they are
 def run_on(
     recipe:Recipe,
     shelf:Shelf,
+    device:torch.device,
     progress=None, # called after each pass
-    device=None, # None: the GPU where there is one, else the CPU
-    folder=None, # for checkpoints
+    folder=None, # for checkpoints, which stay
 ) -> dict: # as `run`
     "One training, with what is on the shelf."
-    device = torch.device(device or own_device())
     data = shelf.digest(recipe)
     cbs = [CountEpochs(progress or (lambda: None))]
-    path = None
-    if folder is not None:
-        path = Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
-        cbs.append(QuietCheckpoints(path, CHECKPOINT_STEPS, keep=2))
+    if recipe.steps:
+        cbs.append(NoValidLoss())
     with reproducible(recipe, device):
         (train, valid), raw = recipe_parts(recipe, shelf, device)
         dls = recipe_loaders(recipe, train, valid, device)
         watcher = recipe_callback(recipe, class_count(train))
+        if folder is not None:
+            every = CHECKPOINT_STEPS
+            if watcher is not None:                         # which forgets a pass that is cut
+                every = -(-every // len(dls.train.sampler)) * len(dls.train.sampler)
+            path = checkpoint_path(recipe, data, device, folder)
+            cbs.append(QuietCheckpoints(path, every, keep=2))
         learn = recipe_learner(
             recipe, dls, class_count(train), cbs + ([] if watcher is None else [watcher]))
         before, untrained = measure_model(recipe, learn, train, valid)
@@ -952,7 +987,7 @@ def run_on(
         )
         if len(valid) * math.prod(valid[0][0].shape) <= LARGEST_INPUT:
             name = 'input' if recipe.frozen else 'pixels'
-            result[name] = measure_input(recipe, *raw)
+            result[name] = measure_input(recipe, shelf, *raw)
         result |= dict(
             untrained=untrained, trained=trained, curve=curve_of(learn), seconds=seconds)
         if recipe.pictures:
@@ -960,11 +995,30 @@ def run_on(
             result['pictures'] = picture_data(before, after, labels, recipe.seed)
         if watcher is not None:
             result['history'] = finite(watcher.history)
-    if path is not None:
-        shutil.rmtree(path, ignore_errors=True)
     return result
 
 # %% ../nbs/60_experiment.ipynb #75420c39
+def checkpoint_path(
+    recipe:Recipe,
+    data:str, # SHA-256 of its images
+    device:torch.device,
+    folder, # of runs
+) -> Path:
+    "The folder of its checkpoints, which no other recipe has."
+    return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
+
+
+def remove_checkpoints(
+    path:Path, # a folder, perhaps
+):
+    "Whole, or so that a kill in between leaves nothing under that name."
+    gone = path.with_suffix('.gone')
+    shutil.rmtree(gone, ignore_errors=True)
+    if path.is_dir():
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+# %% ../nbs/60_experiment.ipynb #bb10b82e
 def run(
     recipe:Recipe,
     images:ImageSet=None, # what it names, if it is at hand
@@ -976,7 +1030,12 @@ def run(
 
     Raises `ValueError` for data that do not fit the recipe, `FloatingPointError` for embeddings
     that are not finite."""
-    return run_on(recipe, Shelf(images), progress, device, folder)
+    shelf = Shelf(images)
+    device = torch.device(device or own_device())
+    result = run_on(recipe, shelf, device, progress, folder)
+    if folder is not None:
+        remove_checkpoints(checkpoint_path(recipe, shelf.digest(recipe), device, folder))
+    return result
 
 # %% ../nbs/60_experiment.ipynb #57b8bd42
 def interval(
@@ -1118,16 +1177,18 @@ def kept_run(
     cannot be written."""
     shelf = images if isinstance(images, Shelf) else Shelf(images)
     path = run_path(recipe, shelf, folder)
+    checkpoints = path.with_suffix('.run')
     progress = progress or (lambda epochs: None)
     if path.is_file() and not fresh:
         result = read_run(path, recipe, shelf.digest(recipe))
         progress(recipe.epochs)
-        return result
-    if fresh:
-        shutil.rmtree(path.with_suffix('.run'), ignore_errors=True)
-    result = run_on(recipe, shelf, lambda: progress(1), folder=folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result, seed=recipe.seed)
+    else:
+        if fresh:
+            remove_checkpoints(checkpoints)
+        result = run_on(recipe, shelf, own_device(), lambda: progress(1), folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result, seed=recipe.seed)
+    remove_checkpoints(checkpoints)
     return result
 
 # %% ../nbs/60_experiment.ipynb #11a0c3a3
@@ -1264,9 +1325,15 @@ _of_process = [] # the shelf of a process that `run_many` started
 
 
 def begin_work():
-    "Of a process for runs: Ctrl-C is its parent's to answer."
+    "Of a process for runs: Ctrl-C is its parent's to answer, and it ends with its parent."
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with, args=[multiprocessing.parent_process()], daemon=True).start()
     _of_process[:] = [Shelf()]
+
+
+def end_with(parent):
+    parent.join()
+    os._exit(1)
 
 
 def work_on(

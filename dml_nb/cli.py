@@ -760,6 +760,19 @@ def listing(
     return table
 
 
+def side_by_side(
+    exhibit, # an `Exhibit`
+    columns:list, # names
+    rows:list, # of texts
+) -> Table:
+    "Printed and measured numbers."
+    table = Table(*columns, title=f'{exhibit.key}: {exhibit.title}', box=box.SIMPLE_HEAD,
+                  title_justify='left', show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def as_json(
     exhibit, # an `Exhibit`
 ) -> dict:
@@ -798,16 +811,13 @@ def reproduce(
             else:
                 console.print(listing(found))
             return
-        chosen = papers.find_exhibit(exhibit)
-        result = chosen.reproduce(scale, folder/'runs', workers, progress=console.is_terminal)
+        measured = []
+        for chosen in papers.find_exhibits(exhibit):
+            result = chosen.reproduce(scale, folder/'runs', workers, progress=console.is_terminal)
+            measured.append(as_json(chosen) | result)
+            if not json_:
+                console.print(side_by_side(chosen, *papers.beside(chosen, result['rows'])))
+                cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
+                console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
         if json_:
-            print(json.dumps(as_json(chosen) | result, indent=1))
-            return
-        columns, rows = papers.beside(chosen, result['rows'])
-        table = Table(*columns, title=f'{chosen.key}: {chosen.title}', box=box.SIMPLE_HEAD,
-                      title_justify='left', show_edge=False, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
-        console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
+            print(json.dumps(measured, indent=1))

@@ -336,6 +336,8 @@ def run_bench(
 ):
     """Time this package and its peers on this machine, by turns.
 
+    Example: dml bench losses --quick
+
     Each comparison runs in a fresh process in which the sides take turns, and the memory of each in
     a process of its own. Peers that are not installed are named as absent. The limit is what the
     arithmetic alone takes: for a loss its two matrix products. Medians and quartiles are kept in

@@ -1,4 +1,4 @@
-"""Every table and figure of the DRO paper, printed beside measured, and its claims as hypotheses that can fail.
+"""Every table of the DRO paper beside what is measured here, and its claims with verdicts.
 
 The paper sees metric learning as the classification of pairs, names the imbalance of positive and
 negative pairs as its central problem, and replaces the mean of the pair losses by the worst

@@ -795,7 +795,7 @@ def reproduce(
     workers:Annotated[int, typer.Option(min=1, help='Trainings at the same time.')] = 1,
     json_:Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
 ):
-    """Measure a table or a figure of one of the five papers, and print it beside the paper's.
+    """Measure a table or a figure of one of the papers, and print it beside the paper's.
 
     Example: dml reproduce 003/figure5 --scale small
 

@@ -21,7 +21,7 @@ def test_a_committed_cell_can_be_computed_again():
     ranked = discrepancy._values(file['runs'], recipes, 'map@r')
     assert abs(again['trained']['map@r'] - ranked[0]) < .006
     row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
-    assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-9
+    assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-3
 
 
 def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another():

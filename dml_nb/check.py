@@ -110,6 +110,24 @@ def standard_batches(
     batches['collapsed'] = rows[[0] * 6], torch.tensor([2, 0, 1, 0, 2, 1])
     return batches
 
+# %% ../nbs/02_check.ipynb #18721843
+def sides(
+    S:Tensor, # (B, B)
+    labels:Tensor, # (B,)
+    i:int, # the anchor
+    low:float=-inf, high:float=inf, # bounds, as a miner sets them
+) -> tuple: # two lists of scalars
+    "Similarities of anchor i with its positives below `high` and with its negatives above `low`."
+    others = [k for k in range(len(labels)) if k != i and labels[k] >= 0 and labels[i] >= 0]
+    pos = [S[i, k] for k in others if labels[k] == labels[i] and S[i, k] < high]
+    neg = [S[i, k] for k in others if labels[k] != labels[i] and S[i, k] > low]
+    return pos, neg
+
+
+def mean_of(terms:list, S:Tensor) -> Tensor: # a scalar
+    "The mean of some terms, 0 of none."
+    return sum(terms) / len(terms) if terms else S.new_zeros(())
+
 # %% ../nbs/02_check.ipynb #35a81187
 def observable(
     W:Tensor, # (B, B) weights of a batch with itself
@@ -488,7 +506,7 @@ class NothingRead(TorchDispatchMode):
 def common_nothing_read(loss, z, labels):
     with NothingRead():
         loss(z.clone().requires_grad_(), labels).backward()
-    if loss.indivisible != 'pair':                   # asks labels for the sizes of their classes
+    if loss.indivisible != 'pair' or loss.reads_counts:      # asks labels for counts of classes
         return 1
     nowhere = torch.empty(24, 8, device='meta', requires_grad=True)
     loss(nowhere, torch.empty(24, dtype=torch.long, device='meta')).backward()

@@ -160,6 +160,32 @@ def as_labels(
                          f'{least} was given')
     return t
 
+# %% ../nbs/00_core.ipynb #6f5ed967
+def meet_classes(
+    class_numbers:Tensor, # (C,) overwritten
+    labels, # class numbers of training, -1: none; None: they are 0 to C - 1
+):
+    "Write down the classes by their numbers. Raises ValueError for more of them than rows."
+    if labels is None:
+        return
+    met = torch.unique(torch.as_tensor(labels))                          # sorted
+    met = met[met >= 0]
+    if len(met) > len(class_numbers):
+        raise ValueError(f'classes: at least the {len(met)} classes of training are wanted, '
+                         f'{len(class_numbers)} was given')
+    class_numbers.fill_(torch.iinfo(torch.int64).max)                    # rows that nobody needs
+    class_numbers[:len(met)] = met
+
+
+def places_of_classes(
+    y:Tensor, # (n,) class numbers, -1: none
+    class_numbers:Tensor, # (C,) sorted
+) -> Tensor: # (n,) places among the C, -1 for a class that is not there
+    "In which row each class stands."
+    known = class_numbers.to(y.device)
+    place = torch.searchsorted(known, y).clamp(max=len(known) - 1)
+    return torch.where((y >= 0) & (known[place] == y), place, -1)
+
 # %% ../nbs/00_core.ipynb #a21e400c
 def check_number(
     name:str, # of the setting

@@ -103,11 +103,9 @@ def make_loss(
     if name not in LOSSES:
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
-    entry, facts = LOSSES[name], dict(classes=classes, dim=dim)
-    filled = {key: facts[key] for key in entry.needs}
     try:
         with torch.random.fork_rng():
-            loss = entry(**filled | settings)
+            loss = LOSSES[name].for_data(classes, dim, **settings)
     except ValueError as error:
         raise ValueError(
             f'options: parameters of {name} are wanted, {options} was given; {error}') from error

@@ -39,7 +39,7 @@ from fastcore.foundation import L
 from torch import Tensor, nn
 from torch.backends.cudnn import flags as cudnn_flags
 
-from .core import check_number, full_precision, similarities, unit
+from .core import check_number, full_precision, places_of_classes, similarities, unit
 from .data import ImageSet, crop_and_flip
 from .embedding import Embedder, create_embedder, evaluating
 from .losses import MultiSimilarity
@@ -282,12 +282,9 @@ class PeerLoss(nn.Module):
 
     def known(self, z, labels):
         "Rows with a label, and their classes in the loss's own numbers."
-        keep = labels >= 0
         if self.classes is not None:
-            classes = self.classes.to(labels.device)
-            places = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
-            keep = keep & (classes[places] == labels)
-            labels = places
+            labels = places_of_classes(labels, self.classes)
+        keep = labels >= 0
         return z[keep], labels[keep]
 
 # %% ../nbs/51_learner.ipynb #e6ac6703
@@ -359,7 +356,7 @@ def _groups_with_loss(
     learned = _learned(loss_func)
     return [*groups, learned] if learned else groups
 
-
+# %% ../nbs/51_learner.ipynb #bf9ed23f
 def _set_hyper(
     learn, # whose last group is that of the loss
     name:str, # 'lr', 'mom', ...
@@ -395,7 +392,7 @@ def create_opt(self:MetricLearner):
         self.opt.set_hyper = partial(_set_hyper, self)
         self.opt.set_hyper('lr', self.lr)
 
-
+# %% ../nbs/51_learner.ipynb #c55eb4ef
 @patch
 def freeze_to(self:MetricLearner,
     n:int, # the first group of the network that trains; below 0: counted from its last

@@ -124,6 +124,7 @@ class PairLoss(nn.Module):
     surveys = 0              # passes over the blocks before the weights are asked for
     opaque = False           # under `torch.compile`: one operator instead of a traced formula
     extends_rows = False     # whether it puts columns of its own into S, which no other shares
+    reads_counts = False     # whether the host must know how many positives an anchor has
     reductions = 'mean',     # what `reduction` may be, beside 'none'
 
     def __init__(
@@ -413,7 +414,7 @@ def own_columns(self_index, B, R, device, alone):
 # %% ../nbs/01_weighting.ipynb #206a00e1
 def label_batch(loss, y, y_ref, own):
     "Lists where the labels may be read on the host or must be, masks elsewhere."
-    must = loss.indivisible == 'class'
+    must = loss.indivisible == 'class' or loss.reads_counts
     if not torch.compiler.is_compiling() and (own.device.type == 'cpu' or must):
         return ListBatch(y, y_ref, own)
     return Batch(y, y_ref, own)
@@ -609,6 +610,18 @@ def from_similarity(
     return value.to(S.dtype), W
 
 # %% ../nbs/01_weighting.ipynb #9d783cd1
+def terms_within(total) -> list: # (weight, loss) of what no longer is a sum
+    "A term may itself be made of terms, which its settings decide when they are read."
+    return [(factor * weight, term) for factor, loss in zip(total.factors, total.losses)
+            for weight, term in loss.terms]
+
+
+def as_sum(total) -> str:
+    "How a sum prints."
+    return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
+                      for factor, loss in zip(total.factors, total.losses))
+
+
 class Sum(PairLoss):
     "A weighted sum of losses that share one S"
     def __init__(
@@ -626,9 +639,8 @@ class Sum(PairLoss):
 
     @property
     def terms(self):
-        "A term may itself be made of terms, which its settings decide when they are read."
-        return [(factor * weight, term) for factor, loss in zip(self.factors, self.losses)
-                for weight, term in loss.terms]
+        "(weight, loss) of all that it is made of."
+        return terms_within(self)
 
     @property
     def indivisible(self):
@@ -647,9 +659,12 @@ class Sum(PairLoss):
     def opaque(self):
         return any(term.opaque for _, term in self.terms)
 
+    @property
+    def reads_counts(self):
+        return any(term.reads_counts for _, term in self.terms)
+
     def __repr__(self):
-        return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
-                          for factor, loss in zip(self.factors, self.losses))
+        return as_sum(self)
 
 # %% ../nbs/01_weighting.ipynb #983050f4
 @patch
@@ -658,7 +673,7 @@ def __add__(self:PairLoss, other):
         return NotImplemented
     if self.extends_rows or other.extends_rows:
         return SumOfValues([(1., self), (1., other)])
-    return Sum(_parts(self) + _parts(other))
+    return Sum(_parts(self, Sum) + _parts(other, Sum))
 
 
 @patch
@@ -674,7 +689,7 @@ def __mul__(self:PairLoss, weight):
     check_number('weight of a loss', weight)
     if self.extends_rows:
         return SumOfValues([(weight, self)])
-    return Sum([(weight * factor, loss) for factor, loss in _parts(self)])
+    return Sum([(weight * factor, loss) for factor, loss in _parts(self, Sum)])
 
 
 @patch
@@ -682,9 +697,9 @@ def __rmul__(self:PairLoss, weight):
     return self * weight
 
 
-def _parts(loss):
-    "(weight, loss) as they were added up."
-    return list(zip(loss.factors, loss.losses)) if type(loss) is Sum else [(1., loss)]
+def _parts(loss, kind):
+    "(weight, loss) as they were added up in a sum of this kind."
+    return list(zip(loss.factors, loss.losses)) if type(loss) is kind else [(1., loss)]
 
 # %% ../nbs/01_weighting.ipynb #595442c8
 class Addable(nn.Module):
@@ -692,18 +707,19 @@ class Addable(nn.Module):
     def __add__(self, other):
         if not isinstance(other, nn.Module):
             return NotImplemented
-        return SumOfValues(_values(self) + _values(other))
+        return SumOfValues(_parts(self, SumOfValues) + _parts(other, SumOfValues))
 
     def __radd__(self, other):
         if type(other) is int and other == 0:                            # the start of `sum`
             return self
         if not isinstance(other, nn.Module):
             return NotImplemented
-        return SumOfValues(_values(other) + _values(self))
+        return SumOfValues(_parts(other, SumOfValues) + _parts(self, SumOfValues))
 
     def __mul__(self, weight):
         check_number('weight of a loss', weight)
-        return SumOfValues([(weight * factor, loss) for factor, loss in _values(self)])
+        parts = _parts(self, SumOfValues)
+        return SumOfValues([(weight * factor, loss) for factor, loss in parts])
 
     __rmul__ = __mul__
 
@@ -715,15 +731,14 @@ class SumOfValues(Addable):
         terms:list, # (weight, loss)
     ):
         super().__init__()
-        self.factors = [float(factor) for factor, _ in terms]
+        self.factors = [float(weight) for weight, _ in terms]
         self.losses = nn.ModuleList([loss for _, loss in terms])
         self.reduction = 'mean'                          # or 'none': the value for each item
 
     @property
     def terms(self):
         "(weight, loss) of all that it is made of."
-        return [(factor * weight, term) for factor, loss in zip(self.factors, self.losses)
-                for weight, term in loss.terms]
+        return terms_within(self)
 
     def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
         given = ref, ref_labels, self_index, tuples
@@ -732,13 +747,7 @@ class SumOfValues(Addable):
         return value.expand(len(z)) if self.reduction == 'none' else value
 
     def __repr__(self):
-        return ' + '.join(repr(loss) if factor == 1 else f'{factor:g} * {loss!r}'
-                          for factor, loss in zip(self.factors, self.losses))
-
-
-def _values(loss):
-    "(weight, loss) as they were added up."
-    return list(zip(loss.factors, loss.losses)) if type(loss) is SumOfValues else [(1., loss)]
+        return as_sum(self)
 
 # %% ../nbs/01_weighting.ipynb #e25dd221
 class Miner:

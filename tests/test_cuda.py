@@ -60,10 +60,10 @@ def is_random(loss):
 
 @each_loss
 def test_equals_the_cpu_in_double_precision(name):
-    if is_random(LOSSES[name].for_data(classes=12, dim=16)):
+    if is_random(LOSSES[name].for_data(12, 16)):
         pytest.skip('draws at random, from another generator on each device')
     for z, labels in standard_batches().values():
-        loss = LOSSES[name].for_data(classes=int(labels.max()) + 1, dim=z.shape[1]).double()
+        loss = LOSSES[name].for_data(int(labels.max()) + 1, z.shape[1]).double()
         here = value_and_gradient(loss, z, labels)
         there = value_and_gradient(loss, z.cuda(), labels.cuda())
         for a, b in zip(here, there):
@@ -87,7 +87,7 @@ def test_fast_modes_leave_similarities_alone():
 
 @each_loss
 def test_bf16_autocast_changes_nothing(name):
-    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
+    loss = LOSSES[name].for_data(12, 16).cuda()
     if is_random(loss):
         pytest.skip('draws anew at each call')
     z, labels = (t.cuda() for t in batch())
@@ -111,7 +111,7 @@ def waiting_refused():
 
 @each_loss
 def test_a_step_waits_for_the_gpu_only_where_it_is_said(name):
-    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
+    loss = LOSSES[name].for_data(12, 16).cuda()
     z, labels = (t.cuda() for t in batch())
     value_and_gradient(loss, z, labels)                 # what is built once may wait
     refused = pytest.raises(RuntimeError, match='synchronizing') if name in WAITS else nullcontext()
@@ -134,7 +134,7 @@ def test_a_trace_shows_no_copy_to_the_host():
 
 @each_loss
 def test_one_graph_gives_the_same(name):
-    loss = LOSSES[name].for_data(classes=12, dim=16).cuda()
+    loss = LOSSES[name].for_data(12, 16).cuda()
     if name in selects or is_random(loss):
         pytest.skip('chooses triplets by index or at random')
     torch.compiler.reset()

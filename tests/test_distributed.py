@@ -39,7 +39,7 @@ def of_table(entry):
     "A loss for the batch below; all ranks have the same first proxies, and their own draws after"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return entry.for_data(classes=6, dim=8).double()
+        return entry.for_data(6, 8).double()
 
 
 CASES = {f'catalogue: {name}': partial(of_table, entry) for name, entry in LOSSES.items()} | {

@@ -152,7 +152,7 @@ def test_registering_a_loss_is_one_line():
     "Every loss of the package stands in the one table that commands, recipes and pages read"
     made = set()
     for entry in LOSSES.values():
-        loss = entry.for_data(classes=5, dim=8)
+        loss = entry.for_data(5, 8)
         made |= {type(loss).__name__} | {type(term).__name__ for _, term in loss.terms}
         assert isinstance(loss, (PairLoss, package.Proxies))
         assert not (type(loss) is Sum and len(loss.terms) < 2)

@@ -49,7 +49,7 @@ def waits(loss, **options):
         options = {name: value(index) for name, value in options.items()}
         if isinstance(loss, Entry):
             with torch.device('cuda'):                      # proxies, too
-                loss = loss.for_data(classes=4, dim=8)
+                loss = loss.for_data(4, 8)
         try:
             with NoHost():
                 loss(z, **options or dict(labels=index))

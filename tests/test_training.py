@@ -123,7 +123,7 @@ def quietly(learn, *args, **kwargs):
 @pytest.mark.parametrize('name', LOSSES)
 def test_a_plain_learner_trains_with_every_loss(name, tmp_path):
     settings = dict(k=8) if 'top_k' in name else {}
-    loss_func = LOSSES[name].for_data(classes=8, dim=4, **settings)
+    loss_func = LOSSES[name].for_data(8, 4, **settings)
     before = repr(loss_func)
     net = create_embedder(dim=4, size=8, seed=0)
     first = net.head.weight.detach().clone()
@@ -171,7 +171,7 @@ def gradient(loss_func, parts, cbs=()):
 def of_seed_0(entry, **settings):
     "A loss of the table, with the same first proxies each time"
     torch.manual_seed(0)
-    return entry.for_data(classes=10, dim=8, **settings)
+    return entry.for_data(10, 8, **settings)
 
 
 @pytest.mark.filterwarnings('ignore:User provided device_type', 'ignore:torch.cuda.amp')

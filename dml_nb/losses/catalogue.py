@@ -69,6 +69,7 @@ class Entry:
         self,
         classes:int, # classes of training
         dim:int, # numbers in an embedding
+        /, # a setting may have these names
         **settings, # as for a call
     ) -> nn.Module: # a `PairLoss`, or `Proxies`
         "The loss for these data: what it needs is filled in. Raises ValueError as a call does."
@@ -79,7 +80,7 @@ class Entry:
     def example(self) -> nn.Module:
         "A small one, to ask what it is; the global random state is left alone."
         with torch.random.fork_rng(devices=[]):
-            return self.for_data(classes=2, dim=2)
+            return self.for_data(2, 2)
 
     @property
     def title(self) -> str:

@@ -20,10 +20,12 @@ __all__ = ['InfoNCE', 'SupCon', 'Circle', 'IntraPairVariance', 'TupletMargin', '
 from math import cos, radians, sin
 
 import torch
+from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-from ..core import Pairs, as_labels, check_number, inf, unit, widen
+from ..core import (
+    Pairs, as_labels, check_number, inf, meet_classes, places_of_classes, unit, widen)
 from .neighbours import NPairs
 from ..weighting import PairLoss, as_peers_call, check_flag, check_operands, log_sum_exp
 
@@ -138,31 +140,37 @@ class IntraPairVariance(PairLoss):
         "Positive and negative pairs of the batch, at least 1."
         return pairs.batch.total_pos.clamp(min=1), pairs.batch.total_neg.clamp(min=1)
 
-    def survey(self, S, pairs, accumulator):
-        "First the sums of the similarities of each kind, then those of the brackets."
-        if pairs.statistics is None:
-            P, N = pairs.split(S)
-            kinds = P.masked_fill(P == inf, 0.), N.masked_fill(N == -inf, 0.)
-        else:
-            kinds = self.brackets(S, pairs)
-        sums = torch.stack([kind.double().sum() for kind in kinds])
-        return sums if accumulator is None else accumulator + sums
+# %% ../../nbs/23_losses.contrastive.ipynb #90fdb40c
+@patch
+def survey(self:IntraPairVariance, S, pairs, accumulator):
+    "First the sums of the similarities of each kind, then those of the brackets."
+    if pairs.statistics is None:
+        P, N = pairs.split(S)
+        kinds = P.masked_fill(P == inf, 0.), N.masked_fill(N == -inf, 0.)
+    else:
+        kinds = self.brackets(S, pairs)
+    sums = torch.stack([kind.double().sum() for kind in kinds])
+    return sums if accumulator is None else accumulator + sums
 
-    def conclude(self, accumulator, statistics):
-        "(2,) after the first pass, (4,) after the second."
-        return accumulator if statistics is None else torch.cat([statistics, accumulator])
 
-    def value_and_weights(self, S, pairs):
-        is_negative = pairs.split(S)[1] > -inf                           # (b, R)
-        short, over = self.brackets(S, pairs)
-        H_pos, H_neg = pairs.statistics[2:]
-        n_pos, n_neg = self.counts(pairs)
-        value = short.double().square().sum() / n_pos + over.double().square().sum() / n_neg
-        mean_short = ((1 - self.pos_eps) * H_pos / n_pos).to(S.dtype)
-        mean_over = ((1 + self.neg_eps) * H_neg / n_neg).to(S.dtype)
-        w_pos = (mean_short - short) * (2 / n_pos)
-        w_neg = over.sub_(mean_over).mul_(is_negative).mul_(2 / n_neg)
-        return value, pairs.weights(w_pos, w_neg)
+@patch
+def conclude(self:IntraPairVariance, accumulator, statistics):
+    "(2,) after the first pass, (4,) after the second."
+    return accumulator if statistics is None else torch.cat([statistics, accumulator])
+
+# %% ../../nbs/23_losses.contrastive.ipynb #f4236dec
+@patch
+def value_and_weights(self:IntraPairVariance, S, pairs):
+    is_negative = pairs.split(S)[1] > -inf                           # (b, R)
+    short, over = self.brackets(S, pairs)
+    H_pos, H_neg = pairs.statistics[2:]
+    n_pos, n_neg = self.counts(pairs)
+    value = short.double().square().sum() / n_pos + over.double().square().sum() / n_neg
+    mean_short = ((1 - self.pos_eps) * H_pos / n_pos).to(S.dtype)
+    mean_over = ((1 + self.neg_eps) * H_neg / n_neg).to(S.dtype)
+    w_pos = (mean_short - short) * (2 / n_pos)
+    w_neg = over.sub_(mean_over).mul_(is_negative).mul_(2 / n_neg)
+    return value, pairs.weights(w_pos, w_neg)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #a89c4872
 def root(
@@ -223,45 +231,7 @@ def charge(
     by_beta = near.sum(1, keepdim=True) - far.sum(1, keepdim=True)
     return value, pairs.weights(-far * inverse_pos, near.mul_(inverse_neg)), by_beta
 
-# %% ../../nbs/23_losses.contrastive.ipynb #692edb7c
-class BoundaryInColumn(PairLoss):
-    "The margin loss of which each anchor's boundary stands in the last column of S"
-    def __init__(self, margin, block=None):
-        super().__init__(normalize=False, block=block)
-        self.margin = margin
-
-    def value_and_weights(self, S, pairs):
-        value, W, by_beta = charge(S, pairs, S[:, -1:], self.margin)
-        W[:, -1:] = by_beta
-        return value, W
-
-# %% ../../nbs/23_losses.contrastive.ipynb #645cd93e
-def places_of_classes(
-    y:Tensor, # (n,) class numbers, -1: none
-    class_numbers:Tensor, # (C,) that a loss knows, sorted
-) -> Tensor: # (n,) places among the C, -1 for a class that it does not know
-    "Where the numbers of a class stand."
-    known = class_numbers.to(y.device)
-    place = torch.searchsorted(known, y).clamp(max=len(known) - 1)
-    return torch.where((y >= 0) & (known[place] == y), place, -1)
-
-
-def meet_classes(
-    class_numbers:Tensor, # (C,) overwritten
-    labels, # class numbers of training, -1: none; None: they are 0 to C - 1
-):
-    "Learn the classes by their numbers. Raises ValueError for more of them than places."
-    if labels is None:
-        return
-    met = torch.unique(torch.as_tensor(labels))                          # sorted
-    met = met[met >= 0]
-    if len(met) > len(class_numbers):
-        raise ValueError(f'classes: at least the {len(met)} classes of training are wanted, '
-                         f'{len(class_numbers)} was given')
-    class_numbers.fill_(torch.iinfo(torch.int64).max)                    # places nobody needs
-    class_numbers[:len(met)] = met
-
-# %% ../../nbs/23_losses.contrastive.ipynb #a9d3895b
+# %% ../../nbs/23_losses.contrastive.ipynb #e59dbbf5
 class MarginLoss(PairLoss):
     """Mean over triplets of [d_ap - β + m]₊ + [β - d_an + m]₊ with d = √(2 - 2S) (Wu et al.,
     2017)"""
@@ -287,55 +257,90 @@ class MarginLoss(PairLoss):
         "How many classes have a boundary of their own, or None."
         return None if self.boundaries is None else len(self.boundaries)
 
-    @property
-    def extends_rows(self):
-        "With boundaries to learn, S has a column for them."
-        return self.classes is not None
-
-    def meet(self, labels):
-        "Learn which classes there are. Raises ValueError for more than `classes`."
-        if self.classes is not None:
-            meet_classes(self.class_numbers, labels)
-
-    def boundaries_of(self, y):
-        "(b, 1) by class; `beta` for a class that is not among those learnt."
-        place = places_of_classes(y, self.class_numbers)
-        learnt = self.boundaries[place.clamp(min=0)]
-        return torch.where(place >= 0, learnt, self.beta)[:, None]
-
     def value_and_weights(self, S, pairs):
-        beta, y = self.beta, pairs.batch.y
-        if self.classes is not None:
-            if y is None:
-                raise ValueError('labels: integer classes are wanted, each has a boundary of its '
-                                 'own; tuples or a boolean matrix were given')
-            beta = self.boundaries_of(y[pairs.rows]).detach().to(S.dtype)
+        beta = self.beta if self.classes is None else self.boundaries_of_block(pairs).to(S.dtype)
         value, W, _ = charge(S, pairs, beta, self.margin)
         return value, W
 
-    def forward(self, z, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None):
-        """As every loss. With boundaries to learn, labels must be integers, also beside tuples:
-        each class has its own. Raises as a loss does."""
-        given = as_peers_call(ref, ref_labels, self_index, tuples)
-        if self.classes is None:
-            return super().forward(z, labels, *given)
-        z, ref, batch = check_operands(self, z, labels, *given)
-        tuples = given[-1]
-        if labels is None:
-            raise ValueError('labels: one integer for each row is wanted, each class has a '
-                             'boundary of its own, None was given')
-        y = as_labels(labels, len(z), z.device)
-        x = unit(z) if self.normalize else widen(z)                      # (B, D)
-        r = x if ref is None else unit(ref) if self.normalize else widen(ref)
-        x = torch.cat([x, self.boundaries_of(y).to(x.dtype)], 1)         # (B, D + 1)
-        axis = torch.eye(r.shape[1] + 1, dtype=r.dtype, device=r.device)[-1:]
-        r = torch.cat([pad(r, (0, 1)), axis])                            # (R + 1, D + 1)
-        loss = BoundaryInColumn(self.margin, self.block)
-        loss.reduction = self.reduction
-        if tuples is not None:
-            return loss(x, None, r, None, batch.own, tuples)
-        y_ref = pad(batch.y_ref, (0, 1), value=-1)                       # (R + 1,)
-        return loss(x, y, r, y_ref, batch.own)
+# %% ../../nbs/23_losses.contrastive.ipynb #78931edb
+@patch
+def meet(
+    self:MarginLoss,
+    labels, # class numbers of training; None: they are 0 to C - 1
+):
+    "Learn which classes there are. Raises ValueError for more than `classes`."
+    if self.classes is not None:
+        meet_classes(self.class_numbers, labels)
+
+
+@patch
+def boundaries_of(
+    self:MarginLoss,
+    y:Tensor, # (n,) class numbers
+) -> Tensor: # (n, 1)
+    "The boundary of each class; `beta` for a class that is not among those learnt."
+    place = places_of_classes(y, self.class_numbers)
+    learnt = self.boundaries[place.clamp(min=0)]
+    return torch.where(place >= 0, learnt, self.beta)[:, None]
+
+
+@patch
+def boundaries_of_block(
+    self:MarginLoss,
+    pairs:Pairs,
+) -> Tensor: # (b, 1)
+    "Those of the anchors. Raises ValueError where no classes were given."
+    if pairs.batch.y is None:
+        raise ValueError('labels: integer classes are wanted, each has a boundary of its own; '
+                         'tuples or a boolean matrix were given')
+    return self.boundaries_of(pairs.batch.y[pairs.rows]).detach()
+
+# %% ../../nbs/23_losses.contrastive.ipynb #692edb7c
+class BoundaryInColumn(PairLoss):
+    "The margin loss of which each anchor's boundary stands in the last column of S"
+    def __init__(self, margin, block=None):
+        super().__init__(normalize=False, block=block)
+        self.margin = margin
+
+    def value_and_weights(self, S, pairs):
+        value, W, by_beta = charge(S, pairs, S[:, -1:], self.margin)
+        W[:, -1:] = by_beta
+        return value, W
+
+# %% ../../nbs/23_losses.contrastive.ipynb #d021dab4
+@patch(as_prop=True)
+def extends_rows(self:MarginLoss):
+    "With boundaries to learn, S has a column for them."
+    return self.classes is not None
+
+
+@patch
+def forward(
+    self:MarginLoss,
+    z:Tensor, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None, # as all losses
+) -> Tensor: # the loss, a scalar
+    """As every loss. With boundaries to learn, labels must be integers, also beside tuples: each
+    class has its own. Raises as a loss does."""
+    given = as_peers_call(ref, ref_labels, self_index, tuples)
+    if self.classes is None:
+        return PairLoss.forward(self, z, labels, *given)
+    z, ref, batch = check_operands(self, z, labels, *given)
+    if labels is None:
+        raise ValueError('labels: one integer for each row is wanted, each class has a boundary '
+                         'of its own, None was given')
+    y = as_labels(labels, len(z), z.device)
+    x = unit(z) if self.normalize else widen(z)                          # (B, D)
+    r = x if ref is None else unit(ref) if self.normalize else widen(ref)
+    x = torch.cat([x, self.boundaries_of(y).to(x.dtype)], 1)             # (B, D + 1)
+    axis = torch.eye(r.shape[1] + 1, dtype=r.dtype, device=r.device)[-1:]
+    r = torch.cat([pad(r, (0, 1)), axis])                                # (R + 1, D + 1)
+    loss = BoundaryInColumn(self.margin, self.block)
+    loss.reduction = self.reduction
+    tuples = given[-1]
+    if tuples is not None:
+        return loss(x, None, r, None, batch.own, tuples)
+    y_ref = pad(batch.y_ref, (0, 1), value=-1)                           # (R + 1,)
+    return loss(x, y, r, y_ref, batch.own)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e7e3fae5
 class CentroidTriplet(PairLoss):
@@ -365,54 +370,62 @@ class CentroidTriplet(PairLoss):
         others = N.masked_fill(N == -inf, 0.)
         return own, torch.zeros_like(others).scatter_add_(1, slots, others)
 
-    def hinges(self, S, pairs):
-        "(b, B) each anchor against the class of each slot, 0 where there is none (Eq. CT)."
-        own, others = self.sums(S, pairs)
-        batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
-        slot = batch.start[pairs.rows]                                   # (b,)
-        within = pairs.statistics[0].to(S.dtype)                         # (B,) Σ S inside a class
-        k = pairs.n_pos.clamp(min=1)                                     # (b, 1)
-        to_own = (within[slot, None] - 2 * own - 1) / k**2 - 2 * own / k
-        n = sizes.clamp(min=1)                                           # (B,)
-        gap = to_own - (within / n**2 - 2 * others / n) + self.margin
-        is_class = (sizes > 0) & (torch.arange(len(sizes), device=S.device) != slot[:, None])
-        return gap.clamp_(min=0).mul_(is_class & (pairs.n_pos > 0))
+# %% ../../nbs/23_losses.contrastive.ipynb #30f87762
+@patch
+def hinges(self:CentroidTriplet, S, pairs):
+    "(b, B) each anchor against the class of each slot, 0 where there is none (Eq. CT)."
+    own, others = self.sums(S, pairs)
+    batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
+    slot = batch.start[pairs.rows]                                   # (b,)
+    within = pairs.statistics[0].to(S.dtype)                         # (B,) Σ S inside a class
+    k = pairs.n_pos.clamp(min=1)                                     # (b, 1)
+    to_own = (within[slot, None] - 2 * own - 1) / k**2 - 2 * own / k
+    n = sizes.clamp(min=1)                                           # (B,)
+    gap = to_own - (within / n**2 - 2 * others / n) + self.margin
+    is_class = (sizes > 0) & (torch.arange(len(sizes), device=S.device) != slot[:, None])
+    return gap.clamp_(min=0).mul_(is_class & (pairs.n_pos > 0))
 
-    def survey(self, S, pairs, accumulator):
-        "First the sums within classes; then open hinges by anchor, and by class they are against."
-        batch = pairs.batch
-        kinds = 1 if pairs.statistics is None else 2
-        if accumulator is None:
-            accumulator = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
-        if pairs.statistics is None:
-            own, _ = self.sums(S, pairs)
-            labelled = batch.y[pairs.rows] >= 0
-            with_itself = (own[:, 0].double() + 1) * labelled            # S_ii = 1
-            accumulator[0].index_add_(0, batch.start[pairs.rows], with_itself)
-        else:
-            is_open = self.hinges(S, pairs).sign().double()
-            accumulator[0].index_add_(0, pairs.rows, is_open.sum(1))
-            accumulator[1] += is_open.sum(0)
-        return accumulator
+# %% ../../nbs/23_losses.contrastive.ipynb #620c3df6
+@patch
+def survey(self:CentroidTriplet, S, pairs, accumulator):
+    "First the sums within classes; then open hinges by anchor, and by class they are against."
+    batch = pairs.batch
+    kinds = 1 if pairs.statistics is None else 2
+    if accumulator is None:
+        accumulator = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
+    if pairs.statistics is None:
+        own, _ = self.sums(S, pairs)
+        labelled = batch.y[pairs.rows] >= 0
+        with_itself = (own[:, 0].double() + 1) * labelled            # S_ii = 1
+        accumulator[0].index_add_(0, batch.start[pairs.rows], with_itself)
+    else:
+        is_open = self.hinges(S, pairs).sign().double()
+        accumulator[0].index_add_(0, pairs.rows, is_open.sum(1))
+        accumulator[1] += is_open.sum(0)
+    return accumulator
 
-    def conclude(self, accumulator, statistics):
-        "(1, B) after the first pass, (3, B) after the second."
-        return accumulator if statistics is None else torch.cat([statistics, accumulator])
 
-    def value_and_weights(self, S, pairs):
-        batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
-        hinges = self.hinges(S, pairs)                                   # (b, B)
-        T = ((batch.n_pos > 0).sum() * ((sizes > 0).sum() - 1)).clamp(min=1)
-        _, by_anchor, against = pairs.statistics.to(S.dtype)             # (B,) each
-        of_class = torch.zeros_like(by_anchor).index_add_(0, batch.start, by_anchor)
-        slot = batch.start[pairs.rows, None]                             # (b, 1)
-        own = by_anchor[pairs.rows, None]                                # (b, 1)
-        k = pairs.n_pos.clamp(min=1)
-        pulls = 2 * own / k + against[slot] / (k + 1)**2                 # (b, 1)
-        w_pos = (of_class[slot] - own - by_anchor[pairs.positive]) / k**2 - pulls
-        pushes = hinges.sign() * (2 / sizes.clamp(min=1))                # (b, B) by slot
-        w_neg = pushes.gather(1, batch.start.expand(len(S), -1))         # (b, B) by image
-        return hinges.double().sum() / T, pairs.weights(w_pos.div_(T), w_neg.div_(T))
+@patch
+def conclude(self:CentroidTriplet, accumulator, statistics):
+    "(1, B) after the first pass, (3, B) after the second."
+    return accumulator if statistics is None else torch.cat([statistics, accumulator])
+
+# %% ../../nbs/23_losses.contrastive.ipynb #242fe90b
+@patch
+def value_and_weights(self:CentroidTriplet, S, pairs):
+    batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
+    hinges = self.hinges(S, pairs)                                   # (b, B)
+    T = ((batch.n_pos > 0).sum() * ((sizes > 0).sum() - 1)).clamp(min=1)
+    _, by_anchor, against = pairs.statistics.to(S.dtype)             # (B,) each
+    of_class = torch.zeros_like(by_anchor).index_add_(0, batch.start, by_anchor)
+    slot = batch.start[pairs.rows, None]                             # (b, 1)
+    own = by_anchor[pairs.rows, None]                                # (b, 1)
+    k = pairs.n_pos.clamp(min=1)
+    pulls = 2 * own / k + against[slot] / (k + 1)**2                 # (b, 1)
+    w_pos = (of_class[slot] - own - by_anchor[pairs.positive]) / k**2 - pulls
+    pushes = hinges.sign() * (2 / sizes.clamp(min=1))                # (b, B) by slot
+    w_neg = pushes.gather(1, batch.start.expand(len(S), -1))         # (b, B) by image
+    return hinges.double().sum() / T, pairs.weights(w_pos.div_(T), w_neg.div_(T))
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):

@@ -25,9 +25,10 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from ..core import (
-    as_labels, check_embeddings, check_number, full_precision, unit, widen)
-from .contrastive import InfoNCE, meet_classes, places_of_classes, root
+from dml_nb.core import (
+    as_labels, check_embeddings, check_number, full_precision, meet_classes, places_of_classes,
+    unit)
+from .contrastive import InfoNCE, root
 from .neighbours import NPairs
 from ..weighting import (
     Addable, PairLoss, as_peers_call, check_choice, demanding_term, inf, log_sum_exp, settings)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import Pairs, Scratch, check_number, inf
+from ..core import ListPairs, Pairs, Scratch, check_number, inf
 from .contrastive import root
 from ..weighting import PairLoss, check_flag, exp_
 
@@ -30,7 +30,7 @@ def short_list(
     pairs:Pairs,
 ) -> tuple: # (b, c) those of them that are there; (b, c) their places in `P`, None for all
     "No more columns than an anchor has positives. Of the labels only the counts are read."
-    if pairs.buffer(P) is not None or P.is_meta:
+    if isinstance(pairs, ListPairs):
         return P, None
     longest = int(pairs.batch.n_pos.max())
     return P.topk(max(1, longest), 1, largest=False)
@@ -76,6 +76,7 @@ class RankLoss(PairLoss):
     """Mean over anchors with positives of a function of their ranks: a subclass says
     `judge(same, other, n_pos)`, and has a `temperature`"""
     opaque = True
+    reads_counts = True              # one pass for each positive of an anchor
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)

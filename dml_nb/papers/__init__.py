@@ -1,0 +1,1 @@
+"The five papers, table by table: what was printed, what is measured, what holds"

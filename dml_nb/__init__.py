@@ -2,14 +2,16 @@
 
 Modules:
 
+- `dml_nb.browse`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
-- `dml_nb.cli`: `dml compare`: losses against each other and against no training, in one line.
+- `dml_nb.cli`: `dml`: from a folder of pictures to a search, and losses against each other, in one line each.
 - `dml_nb.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
 - `dml_nb.distributed`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.embedding`: A body that sees, fresh or pretrained, a head that places, and files that hold no code
+- `dml_nb.everyday`: Train on your own pictures, keep the best network, make an index, find like ones.
 - `dml_nb.experiment`: The same recipe gives the same result, and several seeds give an interval.
 - `dml_nb.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
@@ -31,6 +33,7 @@ Modules:
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+- `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.

@@ -195,6 +195,10 @@ known_at_once = {
     'too small': (['compare', '--epochs', '0'], '--epochs'),
     'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes'),
     'unknown command': (['comprae'], 'comprae'),
+    'model that is none': (['evaluate', 'nowhere', 'photos'], 'nowhere was given'),
+    'folder to index': (['index', 'nowhere', 'photos'], 'photos was given'),
+    'index that is none': (['search', 'nowhere', 'photo.jpg'], 'nowhere was given'),
+    'nothing to browse': (['browse', 'nowhere'], 'nowhere was given'),
 }
 
 
@@ -220,11 +224,15 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert not (tmp_path/'out'/'runs').exists()
 
 
-@pytest.mark.parametrize('word, said', [
-    ('--help', 'compare'), ('--version', dml_nb.__version__)])
-def test_help_imports_nothing_heavy(word, said):
+COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
+
+
+@pytest.mark.parametrize('words, said', [
+    (['--help'], 'compare'), (['--version'], dml_nb.__version__),
+    *(([name, '--help'], f'Example: dml {name}') for name in COMMANDS)])
+def test_help_imports_nothing_heavy(words, said):
     run = subprocess.run(
-        [sys.executable, '-c', probe, word], capture_output=True, text=True,
+        [sys.executable, '-c', probe, *words], capture_output=True, text=True,
         timeout=against_hanging)
     assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
 
@@ -284,3 +292,62 @@ def test_a_full_disk_names_the_file_and_leaves_no_part(file, whole, tmp_path, dm
     assert parts(tmp_path) == [] and changed_at(tmp_path) == before
     assert not (tmp_path/'results.json').exists()
     assert (tmp_path/'report.html').read_text() == 'an earlier one'
+
+
+@pytest.fixture(scope='module')
+def drawings(tmp_path_factory):
+    "A folder as people have them: nested, odd names, several sizes, one file that is no picture"
+    root = tmp_path_factory.mktemp('drawings')/'my "drawings" né'
+    for i in range(160):
+        place = root/f'class {i % 8}'/('old' if i % 3 else 'new, better')
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new('L', (20 + i % 5, 24), 20 * (i % 8) + i % 7).save(place/f'#{i} %20 é.png')
+    (root/'class 1'/'broken.jpg').write_bytes(b'no picture')
+    return root
+
+
+def train_words(drawings, out, *more):
+    return ['train', drawings, '--out', out, '--body', 'small_convnet', '--size', 16, '--epochs', 6,
+            '--patience', 9, *more]
+
+
+def test_train_goes_on_after_ctrl_c(drawings, tmp_path):
+    words = list(map(str, train_words(drawings, tmp_path/'model')))
+    running = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               stdin=subprocess.DEVNULL, text=True)
+    for line in running.stdout:
+        if line.startswith('epoch'):
+            running.send_signal(signal.SIGINT)
+            break
+    _, said = running.communicate(timeout=against_hanging)
+    assert running.returncode == 130 and 'Traceback' not in said
+    assert 'the same command goes on' in said.splitlines()[-1]
+    assert (tmp_path/'model'/'embedder'/'embedder.json').is_file()
+    again = in_a_process(*words, '--json')
+    whole = in_a_process(*train_words(drawings, tmp_path/'whole'), '--json')
+    curves = [json.loads(run.stdout)['curve'] for run in (again, whole)]
+    assert curves[0] == curves[1] and len(curves[0]) == 6
+
+
+def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
+    made = dml(*train_words(drawings, tmp_path/'model', '--epochs', 1, '--loss', 'circle',
+                            '--set', 'gamma=20'))
+    assert made.returncode == 0 and 'broken.jpg' in made.stderr
+    measured = json.loads(dml('evaluate', tmp_path/'model', drawings, '--json').stdout)
+    assert measured['pictures'] == 160 and 0 <= measured['measures']['map@r'] <= 1
+    indexed = json.loads(dml('index', tmp_path/'model', drawings, '--out', tmp_path/'index',
+                             '--json').stdout)
+    assert indexed['pictures'] == 160 and len(indexed['skipped']) == 1
+    query = next(drawings.rglob('#0*.png'))
+    answer, = json.loads(dml('search', tmp_path/'index', query, '-k', 3, '--json').stdout)
+    assert len(answer['found']) == 3 and str(query) not in [f['path'] for f in answer['found']]
+    before = (tmp_path/'index'/'search.json').read_bytes()
+    is_one_line(dml('index', tmp_path/'model', drawings/'nowhere', '--out', tmp_path/'index'),
+                'nowhere')
+    changed = (tmp_path/'index'/'search.json').read_bytes()
+    assert changed == before
+    arrays = dml('embed', tmp_path/'model', drawings, '--out', tmp_path/'z.npz')
+    assert arrays.returncode == 0
+    of_vectors = dml('train', f"features:{tmp_path/'z.npz'}", '--out', tmp_path/'head',
+                     '--epochs', 1)
+    assert of_vectors.returncode == 0 and 'identity' in of_vectors.stdout

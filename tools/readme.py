@@ -4,7 +4,7 @@
     python tools/readme.py --check    # exit 1 if README.md is not current
 
 Markdown is taken as it stands; hidden cells, directives and figures are left out; other outputs are kept as text;
-links to notebooks become links to the pages of the documentation."""
+links to pages and pictures become links into the folder nbs, so that they work wherever the repository is shown."""
 import json
 import re
 import sys
@@ -13,7 +13,7 @@ from pathlib import Path
 from nbdev.config import get_config, nbpath2html
 
 root = Path(__file__).resolve().parents[1]
-page_link = re.compile(r'\]\((?!https?:)([\w./-]+\.ipynb)(#[^)]*)?\)')
+own_link = re.compile(r'\]\((?!https?:)([\w./-]+\.(?:ipynb|png))(#[^)]*)?\)')
 hidden = re.compile(r'^#\|\s*(hide|default_exp|exporti?|include:\s*false)\s*\b', re.M)
 
 
@@ -37,30 +37,40 @@ def output_text(output):
     return fenced(''.join(data['text/plain']))
 
 
-def cell_text(cell, site):
+def in_folder(link):
+    "A link of a page as one of the README; anchors of pages mean nothing there"
+    return f'](nbs/{link[1]})'
+
+
+def site_links(text):
+    "Links to the documentation as links to its notebooks"
+    site = get_config(root).doc_url.rstrip('/') + '/'
+    pages = {f'{site}{nbpath2html(page.name)}': f'nbs/{page.name}'
+             for page in (root/'nbs').glob('*.ipynb')}
+    return re.sub(re.escape(site) + r'[\w.]+\.html', lambda link: pages[link[0]], text)
+
+
+def cell_text(cell):
     "Markdown of one cell, or nothing for front matter and hidden cells"
     source = ''.join(cell['source'])
     if cell['cell_type'] == 'markdown':
         source = re.sub(r'\A#\|.*\n', '', source)
 
-        def address(link):
-            return f']({site}{nbpath2html(link[1])}{link[2] or ""})'
-
-        return page_link.sub(address, source).strip()
+        return own_link.sub(in_folder, source).strip()
     if cell['cell_type'] != 'code' or hidden.search(source):
         return ''
     code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
     is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
     parts = [fenced(code, 'python')] if is_shown else []
-    parts += [output_text(output) for output in cell['outputs']]
+    outputs = [site_links(output_text(output)) for output in cell['outputs']]
+    parts += [own_link.sub(in_folder, text) for text in outputs]
     return '\n\n'.join(filter(None, parts))
 
 
 def readme():
     "The text that README.md should have"
     cells = json.loads((root/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
-    site = get_config(root).doc_url.rstrip('/') + '/'
-    return '\n\n'.join(filter(None, (cell_text(cell, site) for cell in cells))) + '\n'
+    return '\n\n'.join(filter(None, map(cell_text, cells))) + '\n'
 
 
 if __name__ == '__main__':

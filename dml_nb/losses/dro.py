@@ -14,7 +14,7 @@ Docs: https://dml-nb.github.io/dml_nb/losses.dro.html.md"""
 
 # %% auto #0
 __all__ = ['MarginPair', 'BinomialPair', 'ContrastivePair', 'DRO', 'DROTopK', 'DROTopKPN', 'DROKL', 'DROKLGrouped',
-           'SemiHardPairs', 'DistanceWeighted']
+           'DistanceWeighted']
 
 # %% ../../nbs/17_losses.dro.ipynb #049b8a19
 from copy import copy

@@ -1,0 +1,176 @@
+"""The pages of `dml browse` in a real browser, as a person uses them.
+
+They need Chromium or Chrome and playwright; without them they are skipped."""
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+from PIL import Image
+
+from dml_nb.index import EmbeddingIndex
+
+programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
+chromium = next(filter(None, map(shutil.which, programs)), None)
+against_hanging = 120       # seconds; nothing is asserted about time
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    "Two indexes of the same 40 pictures in 4 classes, with names that want care"
+    root = tmp_path_factory.mktemp('browse')
+    torch.manual_seed(0)
+    paths, labels = [], torch.arange(40) % 4
+    for i, label in enumerate(labels.tolist()):
+        path = root/'pictures'/f'class "{label}" né'/f"{i} 'x' & <b>.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (20 + i, 30), (60 * label, 5 * i, 90)).save(path)
+        paths.append(path)
+    centres = torch.eye(8)[labels]
+    for name, noise in (('good', .1), ('bad', .6)):
+        index = EmbeddingIndex(8)
+        index.add(centres + noise * torch.randn(40, 8), metadata=[
+            dict(path=path.relative_to(root/'pictures').as_posix(), label=path.parent.name)
+            for path in paths])
+        index.save(root/name/'index')
+        facts = dict(root=str(root/'pictures'))
+        (root/name/'search.json').write_text(json.dumps(facts), encoding='utf-8')
+    return root
+
+
+@pytest.fixture(scope='module')
+def address(folders):
+    "The command as a user gives it; Ctrl-C must end it in peace"
+    program = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
+    words = ['browse', str(folders/'good'), '--other', str(folders/'bad'), '--port', '0']
+    running = subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True)
+    yield running.stdout.readline().split()[0]
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=against_hanging)
+    assert 'Traceback' not in errors and running.returncode in (0, 130)
+
+
+def status(url):
+    try:
+        return urllib.request.urlopen(url).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_addresses(address):
+    assert status(f'{address}/item/39') == 200
+    for wrong in ('item/40', 'item/..%2f..%2fetc%2fpasswd', 'thumb/99', 'nowhere', 'static/../x'):
+        assert status(f'{address}/{wrong}') == 404, wrong
+    for wrong in ('item/x', 'item/-1', 'weights?loss=%3Cb%3E', 'worst?page=x'):
+        assert status(f'{address}/{wrong}') == 400, wrong
+    asked = urllib.request.Request(address, headers={'Host': 'rebound.example'})
+    assert status(asked) == 400
+
+
+@pytest.fixture(scope='module')
+def browser():
+    playwright = pytest.importorskip('playwright.sync_api', reason='playwright is not installed')
+    if chromium is None:
+        pytest.skip('no Chromium or Chrome was found')
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=chromium, args=['--no-sandbox'])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(params=['light', 'dark', 'phone'])
+def tab(browser, request):
+    "A page on which no error may come up, and which is never wider than the screen"
+    size = dict(width=390, height=800) if request.param == 'phone' else dict(width=1200, height=900)
+    scheme = 'dark' if request.param == 'dark' else 'light'
+    context = browser.new_context(viewport=size, color_scheme=scheme)
+    page, errors = context.new_page(), []
+    page.on('pageerror', lambda error: errors.append(str(error)))
+    page.on('request', lambda sent: errors.append(sent.url) if '127.0.0.1' not in sent.url
+            and not sent.url.startswith('data:') else None)
+    yield page
+    assert page.evaluate('document.documentElement.scrollWidth <= innerWidth')
+    assert errors == []
+    context.close()
+
+
+def test_map_leads_to_neighbours_and_back(tab, address):
+    tab.goto(address)
+    tab.wait_for_selector('#map[data-ready=this]')
+    assert tab.locator('#legend button').count() == 4
+    tab.focus('#map')
+    tab.keyboard.press('Enter')                         # the picture nearest to the middle
+    tab.wait_for_url(re.compile('/item/'))
+    assert tab.locator('figure.right').count() + tab.locator('figure.wrong').count() == 48
+    assert ' & <b>.png' in tab.locator('h1').inner_text()
+    before = tab.url
+    tab.keyboard.press('ArrowRight')
+    tab.wait_for_url(lambda url: url != before and '/item/' in url)
+    tab.go_back()
+    assert tab.url == before
+    tab.keyboard.press('Escape')
+    tab.wait_for_url(f'{address}/')
+
+
+def test_lasso_and_zoom(tab, address):
+    tab.goto(address)
+    tab.wait_for_selector('#map[data-ready=this]')
+    tab.click('#lasso')
+    box = tab.locator('#map').bounding_box()
+    left, top = box['x'] + 2, box['y'] + 2
+    right, bottom = box['x'] + box['width'] - 2, box['y'] + box['height'] - 2
+    tab.mouse.move(left, top)
+    tab.mouse.down()
+    for x, y in ((right, top), (right, bottom), (left, bottom), (left, top + 5)):
+        tab.mouse.move(x, y, steps=3)
+    tab.mouse.up()
+    assert tab.locator('#said').inner_text().startswith('40 pictures')
+    assert tab.locator('#picked a').count() == 40
+    assert tab.url == f'{address}/'                     # a lasso is no click
+    tab.select_option('#which', 'other')
+    tab.wait_for_selector('#map[data-ready=other]')
+    for key in ('+', '+', '+', '0', 'l', 'Escape'):
+        tab.focus('#map')
+        tab.keyboard.press(key)
+    assert tab.locator('#picked a').count() == 0
+
+
+def settled(tab, url):
+    "A page that computes loads itself again until it is done"
+    tab.goto(url)
+    tab.wait_for_function("!document.body.innerText.includes('loads itself again')",
+                          timeout=1000 * against_hanging)
+
+
+def test_mistakes(tab, address):
+    settled(tab, f'{address}/worst')
+    assert tab.locator('figure').count() == 40
+    settled(tab, f'{address}/classes')
+    assert tab.locator('table').nth(1).locator('tbody tr').count() == 4
+    settled(tab, f'{address}/labels')
+    settled(tab, f'{address}/compare')
+    assert tab.locator('h2').all_inner_texts() == ['Most gained', 'Most lost']
+    tab.goto(f'{address}/nowhere')
+    tab.click('text=back to the map')
+    tab.wait_for_selector('#map[data-ready=this]')
+
+
+def test_weights_follow_the_settings(tab, address):
+    tab.goto(f'{address}/weights?loss=triplet')
+    tab.wait_for_selector('#W[data-ready]')
+    first = tab.locator('#said').inner_text()
+    tab.fill('input[name=set_margin]', '1.5')
+    tab.wait_for_function('text => document.getElementById("said").innerText !== text', arg=first)
+    assert 'margin=1.5' in tab.locator('#said').inner_text()
+    tab.fill('input[name=classes]', '90')
+    tab.wait_for_selector('#said.error')
+    assert '2 to 64 pictures' in tab.locator('#said').inner_text()
+    tab.select_option('select[name=loss]', 'contrastive')
+    tab.wait_for_url(re.compile('loss=contrastive'))

@@ -1,0 +1,146 @@
+"""Runs and sweeps that are killed at random moments and started again give the numbers of those
+that nobody disturbed."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dml_nb.experiment import Recipe, run_many, sweep
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not hasattr(os, 'killpg'), reason='this system has no process groups'),
+]
+
+#: Everything that has a state: a memory, a loss that draws, augmentation, two passes.
+BASE = Recipe(
+    'triplet', dict(select='semi_hard'), split='class', classes=5, per_class=6, body_width=8,
+    dim=16, steps=60, every=30, memory=40, noise=['symmetric', .2], augment='crop_flip',
+    optimizer='sgd', lr=.05, schedule='cosine')
+#: And a callback that watches.
+WATCHED = replace(
+    BASE, callback='PairStatistics', callback_options=dict(every=2), steps=64, every=8)
+RUN = """
+import json, sys
+from dml_nb import experiment
+experiment.CHECKPOINT_STEPS = 4
+folder, fields = sys.argv[1:]
+result = experiment.run(experiment.Recipe(**json.loads(fields)), device='cpu', folder=folder)
+print(json.dumps({key: value for key, value in result.items() if key != 'seconds'}))
+"""
+SWEEP = """
+import json, sys
+from dml_nb import experiment
+if __name__ == '__main__':
+    folder, *recipes = sys.argv[1:]
+    recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
+    experiment.run_many(recipes, folder, workers=2, progress=False)
+"""
+
+
+RECIPES = sweep(BASE, {'lr': [.02, .05]}, seeds=3)
+
+
+def fields_of(recipe):
+    return json.dumps({name: getattr(recipe, name) for name in recipe.__dataclass_fields__})
+
+
+def start(script, *args):
+    "In a process group of its own, so that its children are killed with it."
+    return subprocess.Popen([sys.executable, script, *args], stdout=subprocess.PIPE, text=True,
+                            start_new_session=True)
+
+
+def output_of(process):
+    text = process.communicate()[0]
+    assert process.returncode == 0
+    return text
+
+
+def kill(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def steps_in(folder):
+    return [int(path.parent.name[-8:]) for path in folder.glob('*.run/step-*/index.json')]
+
+
+def wait_for(process, there):
+    "Until something is there, or the process has ended."
+    while process.poll() is None and not there():
+        time.sleep(.005)
+
+
+@pytest.mark.parametrize('recipe', [BASE, WATCHED])
+def test_a_run_goes_on_where_it_was_killed(recipe, tmp_path):
+    script = tmp_path/'run.py'
+    script.write_text(RUN)
+    whole = output_of(start(script, str(tmp_path/'whole'), fields_of(recipe)))
+    assert not list((tmp_path/'whole').iterdir()), 'checkpoints of a finished run are removed'
+    folder = tmp_path/'killed'
+    rng = random.Random(0)
+    reached = []
+    for _ in range(2):
+        process = start(script, str(folder), fields_of(recipe))
+        before = steps_in(folder)
+        wait_for(process, lambda: set(steps_in(folder)) - set(before))
+        time.sleep(.1 * rng.random())
+        kill(process)
+        reached.append(max(steps_in(folder), default=0))
+    assert 0 < reached[0] < recipe.steps, 'it was killed on its way'
+    assert output_of(start(script, str(folder), fields_of(recipe))) == whole
+    assert not list(folder.iterdir())
+
+
+def results_of(folder):
+    found = {}
+    for path in Path(folder).glob('*.json'):
+        result = json.loads(path.read_text())
+        del result['seconds'], result['date']
+        found[path.name] = result
+    return found
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A sweep that nobody disturbed, in one process"
+    folder = tmp_path_factory.mktemp('whole')
+    run_many(RECIPES, folder, workers=1, progress=False)
+    return results_of(folder)
+
+
+@pytest.mark.parametrize('stop', ['all', 'parent', 'Ctrl-C'])
+def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
+    script = tmp_path/'sweep.py'
+    script.write_text(SWEEP)
+    folder = tmp_path/'stopped'
+    rng = random.Random(1)
+    process = start(script, str(folder), *map(fields_of, RECIPES))
+    wait_for(process, lambda: list(folder.glob('*.json')))
+    time.sleep(.3 * rng.random())
+    if stop == 'all':
+        kill(process)
+    else:                                                   # the workers see it and end
+        process.send_signal(signal.SIGKILL if stop == 'parent' else signal.SIGINT)
+        process.communicate(timeout=200)
+    assert process.returncode != 0 and 0 < len(results_of(folder)) < len(RECIPES)
+    output_of(start(script, str(folder), *map(fields_of, RECIPES)))
+    assert results_of(folder) == whole and len(whole) == len(RECIPES)
+    assert {path.suffix for path in folder.iterdir()} == {'.json'}
+
+
+def test_a_recipe_that_fails_in_its_process_is_named(tmp_path):
+    bad = replace(BASE, frozen=True, augment=None, weights='of_nobody.safetensors')
+    good = [replace(BASE, steps=3, every=0, seed=seed) for seed in range(2)]
+    with pytest.raises(RuntimeError, match=r'1 of 3 failed: Recipe\(.*of_nobody.*there is no'):
+        run_many([good[0], bad, good[1]], tmp_path, workers=2, progress=False)
+    assert len(results_of(tmp_path)) == 2

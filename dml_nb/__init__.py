@@ -2,6 +2,7 @@
 
 Modules:
 
+- `dml_nb.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
 - `dml_nb.browse`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
@@ -33,6 +34,8 @@ Modules:
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+- `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
+- `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it

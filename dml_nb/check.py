@@ -6,7 +6,8 @@ definition written as plain loops, on batches of every kind, whole and cut into 
 `check_behaviour` is what all losses have in common: bad input, half precision, compilation,
 settings that act. `anchor_weights` turns a formula of sympy into numbers. `from_sympy` makes a
 loss of it, as `from_function` does of a function. `test_same` is the comparison that every page
-uses, and `write_json` puts measured numbers into `results/` with where they come from.
+uses, and `write_json` puts measured numbers into `results/` with where they come from, times into
+the file of their machine with `write_bench`.
 
 Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 
@@ -20,6 +21,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -916,6 +918,15 @@ def versions() -> dict:
     return found
 
 # %% ../nbs/02_check.ipynb #ae8761d9
+def origin(
+    seed:int=None, data:dict=None, # as `write_json` takes them
+) -> dict: # machine, versions, threads, date, seed, data
+    "Where numbers come from that are computed now."
+    date = datetime.now(timezone.utc).strftime('%Y-%m-%d')
+    return dict(machine=machine(), versions=versions(), threads=torch.get_num_threads(),
+                date=date, seed=seed, data=data)
+
+
 def write_json(
     path, # of the file
     content:dict, # JSON values: what was measured, and how
@@ -925,11 +936,66 @@ def write_json(
     """Write `content` with where it comes from (`machine`, `versions`, `threads`, `date`, `seed`,
     `data`), whole or not at all. Raises ValueError for NaN and infinity, TypeError for what JSON
     cannot hold, OSError that names the file."""
-    date = datetime.now(timezone.utc).strftime('%Y-%m-%d')
-    origin = dict(machine=machine(), versions=versions(), threads=torch.get_num_threads(),
-                  date=date, seed=seed, data=data)
-    text = json.dumps(origin | content, indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(origin(seed, data) | content, indent=1, ensure_ascii=False,
+                      allow_nan=False)
     write_atomically(path, f'{text}\n'.encode())
+
+# %% ../nbs/02_check.ipynb #b109d0aa
+def commit() -> str: # as 'd4cdcf5', None outside a clone
+    "Of the code that computes, with a + where files differ from it."
+    asked = ['git', 'describe', '--always', '--dirty=+', '--exclude=*']
+    here = Path(__file__).parent if '__file__' in globals() else Path()
+    try:
+        answer = subprocess.run(asked, cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def write_bench(
+    name:str, # of the measurement
+    content:dict, # JSON values: what was measured, and how
+    seed:int=None, data:dict=None, # as `write_json` takes them
+    folder='../results/bench',
+    device:str=None, # model of the GPU that was measured; None: the processor
+) -> Path: # of the file
+    "Keep a measurement in the file of this kind of machine. Raises as `write_json`."
+    where = origin(seed, data)
+    if device is not None:
+        where['machine'] = dict(where['machine'], device=device)
+    slug = re.sub('[^a-z0-9]+', '-', (device or where['machine']['cpu'] or 'unknown').lower())
+    path = Path(folder)/f'{slug.strip("-")}.json'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+    kept[name] = where | dict(commit=commit()) | content
+    text = json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=False)
+    write_atomically(path, f'{text}\n'.encode())
+    return path
+
+
+def read_bench(
+    name:str, # of a measurement
+    folder='../results/bench',
+) -> dict: # what was written under that name: the latest, where several machines have it
+    "A kept measurement. Raises FileNotFoundError where no machine has it."
+    found = []
+    for path in sorted(Path(folder).glob('*.json')):
+        measurements = json.loads(path.read_text(encoding='utf-8'))
+        if name in measurements:
+            found.append(measurements[name])
+    if not found:
+        raise FileNotFoundError(f'{folder}: a measurement {name} is wanted, no file there has one')
+    return max(found, key=lambda measured: measured['date'])
+
+
+def measured_on(
+    measured:dict, # as `read_bench` gives it
+) -> str: # 'AMD EPYC, 1 thread, torch 2.15.0, 2026-11-22'
+    "Where and when, in words, to be said beside the numbers."
+    threads = measured['threads']
+    return (f"{measured['machine'].get('device') or measured['machine']['cpu']}, "
+            f"{threads} thread{'s' if threads > 1 else ''}, "
+            f"torch {measured['versions']['torch'].split('+')[0]}, {measured['date']}")
 
 # %% ../nbs/02_check.ipynb #9fb59676
 def exported(

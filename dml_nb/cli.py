@@ -304,6 +304,62 @@ def compare(
             threads=threads)
         run_comparison(images, settings, folder, fresh, Console())
 
+# %% ../nbs/63_cli.ipynb #7c38be94
+def print_speeds(
+    rows:list, # of dicts, from `dml_nb.benchmark.bench`
+    console:Console,
+):
+    "Medians and quartiles, as ratios to ours and to the limit too."
+    from dml_nb.benchmark import bench_table
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for name in ('job', 'size', 'who'):
+        table.add_column(name)
+    for name in ('time (quartiles)', 'to ours', 'to the limit', 'MB'):
+        table.add_column(name, justify='right')
+    for line in bench_table(rows):
+        table.add_row(*line)
+    console.print(table)
+
+
+@app.command('bench')
+def run_bench(
+    what:Annotated[str, typer.Argument(
+        help='losses, triplets, miners, transport, evaluation, training, scaling, engine, '
+             'or all.')] = 'all',
+    out:Annotated[str, typer.Option(
+        help='Folder of the file for this kind of machine.')] = 'bench',
+    json_:Annotated[bool, typer.Option(
+        '--json', help='Print the numbers as JSON instead of a table.')] = False,
+    quick:Annotated[bool, typer.Option(
+        '--quick', help='The important sizes only, in a few minutes.')] = False,
+    threads:Annotated[int, typer.Option(min=1, help='Threads of every side.')] = 1,
+):
+    """Time this package and its peers on this machine, by turns.
+
+    Each comparison runs in a fresh process in which the sides take turns, and the memory of each in
+    a process of its own. Peers that are not installed are named as absent. The limit is what the
+    arithmetic alone takes: for a loss its two matrix products. Medians and quartiles are kept in
+    one file for each kind of processor, in the folder given by --out; a measurement replaces an
+    earlier one of its name there, and a quick one stands beside a full one."""
+    folder = writable_folder(out)                           # nothing heavy is loaded before this
+    from dml_nb.benchmark import bench
+    from dml_nb.check import machine
+    said = Console(stderr=True)
+    try:
+        found = bench(what, folder, quick, threads,
+                      lambda line: said.print(line, highlight=False, markup=False))
+    except KeyboardInterrupt:
+        fail(f'stopped; groups that were finished are kept in {folder}', 130)
+    except (ValueError, OSError, RuntimeError) as error:
+        fail(error)
+    if json_:
+        print(json.dumps(found['rows'], ensure_ascii=False, indent=1))
+        return
+    console = Console()
+    print_speeds(found['rows'], console)
+    where = f'{machine()["cpu"]}, {threads} thread{"s" if threads > 1 else ""}'
+    console.print(f'{where}; wrote {found["path"]}', soft_wrap=True, highlight=False, markup=False)
+
 # %% ../nbs/63_cli.ipynb #9c7326fa
 def as_value(
     text:str,

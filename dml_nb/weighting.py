@@ -19,6 +19,7 @@ __all__ = ['log_sum_exp', 'PairLoss', 'Miner', 'from_function']
 import inspect
 import re
 import types
+from contextlib import contextmanager
 from numbers import Real
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .core import (
-    Batch, ListBatch, Pairs, as_labels, borrow_scratch, check_embeddings, check_number,
+    Batch, ListBatch, Pairs, Scratch, as_labels, borrow_scratch, check_embeddings, check_number,
     explicit_pairs, full_precision, inf, losses_by_number, next_number, product, spans,
     unit_rows, widen)
 
@@ -368,6 +369,65 @@ def tangent(
     return d.addcmul_(x, along, value=-1).mul_(inverse)
 
 # %% ../nbs/01_weighting.ipynb #70373e7b
+class WholeMemory(Scratch):
+    "Memory for matrices of a whole batch, which stays with the process between steps"
+    pool = []
+    most = 2**26         # bytes of a matrix that is kept: (4096, 4096) in float32
+
+
+@contextmanager
+def whole_memory():
+    "One from the pool, or a new one; a graph has its own."
+    if torch.compiler.is_compiling():
+        yield WholeMemory()
+        return
+    try:
+        memory = WholeMemory.pool.pop()
+    except IndexError:
+        memory = WholeMemory()
+    try:
+        yield memory
+    finally:
+        memory.rewind(0)
+        WholeMemory.pool.append(memory)
+
+
+def fits(
+    like:Tensor, # whose dtype and device are meant
+    rows:int, columns:int,
+) -> bool:
+    "Whether a matrix of this size may be kept whole."
+    return like.device.type == 'cpu' and rows * columns * like.element_size() <= WholeMemory.most
+
+# %% ../nbs/01_weighting.ipynb #a162b3fa
+def maker_of_rows(
+    loss:PairLoss,
+    anchors:Tensor, # (n, D) unit rows in the order of the blocks
+    r:Tensor, # (R, D) unit rows
+    cuts:list, # (first, last + 1) of all blocks
+    memory:WholeMemory,
+): # function (first, last + 1, scratch) -> those rows of S (b, R), as `sweep` wants it
+    "Rows of S = x rᵀ; computed once where a survey comes first and all of S may be kept."
+    compiling = torch.compiler.is_compiling()
+    shown_again = loss.surveys > 0 and len(cuts) > 1     # a single block is made once anyway
+    wished_small = compiling or loss.block is not None
+    kept, made = None, set()
+    if shown_again and not wished_small and fits(r, len(anchors), len(r)):
+        kept = memory.take(r, (len(anchors), len(r)))
+
+    def rows_of_S(lo, hi, scratch):
+        if kept is None:
+            out = None if compiling else scratch.take(r, (hi - lo, len(r)))
+            return product(anchors[lo:hi], r.T, out=out)
+        S = kept[lo:hi]
+        if lo not in made:
+            product(anchors[lo:hi], r.T, out=S)
+            made.add(lo)
+        return S
+
+    return rows_of_S
+
+
 def gradient_by_blocks(
     loss:PairLoss,
     x:Tensor, r:Tensor, # (B, D), (R, D) unit rows
@@ -377,26 +437,96 @@ def gradient_by_blocks(
     cuts:list=None, mine:list=None, # as `sweep` takes them
 ) -> tuple: # value; ∂/∂x (B, D); ∂/∂r (R, D), in a self-batch the same tensor as ∂/∂x
     "S = x rᵀ block by block, then W r and Wᵀ x."
+    if cuts is None:
+        cuts = spans(batch, loss.block, loss.indivisible)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     anchors = x[batch.rows]
     d_anchors = torch.zeros_like(anchors)
     dr = torch.zeros_like(r)
-    compiling = torch.compiler.is_compiling()
-
-    def rows_of_S(lo, hi, scratch):
-        out = None if compiling else scratch.take(r, (hi - lo, len(r)))
-        return product(anchors[lo:hi], r.T, out=out)
-
-    for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts, mine):
-        value = value + block_value
-        if to_x:
-            d_anchors[pairs.lo:pairs.hi] = W @ r
-        if to_r:
-            dr.addmm_(W.T, anchors[pairs.lo:pairs.hi])
+    with whole_memory() as memory:
+        rows_of_S = maker_of_rows(loss, anchors, r, cuts, memory)
+        for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts, mine):
+            value = value + block_value
+            if to_x:
+                d_anchors[pairs.lo:pairs.hi] = W @ r
+            if to_r:
+                dr.addmm_(W.T, anchors[pairs.lo:pairs.hi])
     dx = dr if alone else torch.zeros_like(x)
     if to_x:
         dx = dx.index_add_(0, batch.rows, d_anchors)
     return value, dx, dr
+
+# %% ../nbs/01_weighting.ipynb #4ae2a9a6
+def product_both_ways(
+    W:Tensor, # (B, B)
+    x:Tensor, # (B, D)
+    tile:int=256, # rows of a strip; a float32 tile of 256 kB fits a core's cache
+) -> Tensor: # (B, D)
+    "(W + Wᵀ) x, the sum made in strips of tiles from the diagonal to the right."
+    B = len(W)
+    if B <= tile or torch.compiler.is_compiling():
+        return (W + W.T) @ x
+    d = torch.zeros_like(x)
+    below, turned = W.new_empty(2, tile * tile)
+    memory = W.new_empty(tile * B)
+    for lo in range(0, B, tile):
+        hi = min(lo + tile, B)
+        h = hi - lo
+        strip = memory[:h * (B - lo)].view(h, B - lo)                    # (h, B - lo) of W + Wᵀ
+        for left in range(lo, B, tile):
+            right = min(left + tile, B)
+            w = right - left
+            # PyTorch turns a tile fast where it lies in one piece
+            source = below[:w * h].view(w, h).copy_(W[left:right, lo:hi])
+            target = turned[:h * w].view(h, w).copy_(source.T)
+            torch.add(W[lo:hi, left:right], target, out=strip[:, left - lo:right - lo])
+        d[lo:hi].addmm_(strip, x[lo:])
+        if hi < B:
+            d[hi:].addmm_(strip[:, h:].T, x[lo:hi])
+    return d
+
+# %% ../nbs/01_weighting.ipynb #afd6cba8
+def gradient_of_own_batch(
+    loss:PairLoss,
+    x:Tensor, # (B, D) unit rows
+    batch:Batch,
+    cuts:list, # (first, last + 1) of all blocks
+) -> tuple: # value; ∂/∂x (B, D), twice
+    "As `gradient_by_blocks` for a batch with itself: all of W, then (W + Wᵀ) x."
+    B = len(x)
+    value = torch.zeros((), dtype=torch.float64, device=x.device)
+    in_order = len(cuts) == 1 and (torch.compiler.is_compiling()         # where rows are as given
+                                   or torch.equal(batch.rows, torch.arange(B)))
+    with whole_memory() as memory:
+        if not in_order:
+            all_weights = memory.take(x, (B, B))
+            if len(batch.rows) < B:
+                all_weights.zero_()
+        rows_of_S = maker_of_rows(loss, x if in_order else x[batch.rows], x, cuts, memory)
+        for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts):
+            value = value + block_value
+            if in_order:
+                dx = product_both_ways(W, x)     # while the memory of the block is its own
+            else:
+                all_weights.index_copy_(0, pairs.rows, W)
+        if not in_order:
+            dx = product_both_ways(all_weights, x)
+    return value, dx, dx
+
+# %% ../nbs/01_weighting.ipynb #117e857c
+def keeps_weights(
+    loss:PairLoss,
+    x:Tensor, # (B, D) unit rows
+    cuts:list, # (first, last + 1) of all blocks
+    from_dim:int=128, # D from which a product costs more than to make the sum
+    small:int=256, # rows for which the sum is one tile
+) -> bool:
+    "Whether a batch with itself keeps all of W, to multiply once."
+    B, D = x.shape
+    wished_small = torch.compiler.is_compiling() or loss.block is not None
+    if not fits(x, B, B) or len(cuts) > 1 and wished_small:
+        return False
+    return D >= from_dim or B <= small
 
 # %% ../nbs/01_weighting.ipynb #7d1bd153
 def own_columns(self_index, B, R, device, alone):
@@ -527,25 +657,32 @@ def _(S, own, labels, masks, triplets, number):
     return S.new_empty((), dtype=torch.float64), torch.empty_like(S)
 
 
-def gradient_by_operator(loss, x, r, batch, alone, to_x, to_r):
+def gradient_by_operator(loss, x, r, batch, alone):
     "As `gradient_by_blocks`, for formulas that a compiler cannot trace."
     labels = [] if batch.y is None else [batch.y, batch.y_ref]
     masks = list(batch.masks or ())
     triplets = list(batch.triplets or ())
     S = product(x, r.T)
     value, W = opaque_weights(S, batch.own, labels, masks, triplets, loss._number)
-    dx = W @ r
-    dr = W.T @ x
-    return value, dx + dr if alone else dx, dr
+    if alone:
+        dx = product_both_ways(W, x)
+        return value, dx, dx
+    return value, W @ r, W.T @ x
 
 # %% ../nbs/01_weighting.ipynb #9aff64ec
 def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
     "The loss, ∂/∂z, ∂/∂ref (None without references)."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
-    opaque = loss.opaque and torch.compiler.is_compiling()
-    route = gradient_by_operator if opaque else gradient_by_blocks
-    value, dx, dr = route(loss, x, r, batch, alone, to_z, to_z if alone else to_ref)
+    if loss.opaque and torch.compiler.is_compiling():
+        value, dx, dr = gradient_by_operator(loss, x, r, batch, alone)
+    else:
+        to_r = to_z if alone else to_ref
+        cuts = spans(batch, loss.block, loss.indivisible)
+        if alone and to_z and keeps_weights(loss, x, cuts):
+            value, dx, dr = gradient_of_own_batch(loss, x, batch, cuts)
+        else:
+            value, dx, dr = gradient_by_blocks(loss, x, r, batch, alone, to_z, to_r, cuts)
     poison = 0. * (x.sum() if alone else x.sum() + r.sum())            # 0 or NaN
     dz = tangent(dx, x, x_inverse).add_(poison)
     dref = None if alone else tangent(dr, r, r_inverse).add_(poison)

@@ -1,0 +1,61 @@
+"The page of the DCDL paper: its committed numbers come from its recipes."
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml_nb.experiment import Recipe, run
+from dml_nb.papers import discrepancy
+from dml_nb.papers.exhibits import find_exhibit
+
+file = json.loads(
+    (Path(__file__).parent.parent/'results/papers/002.json').read_text(encoding='utf-8'))
+
+
+def test_a_committed_cell_can_be_computed_again():
+    recipes = discrepancy._final('digits', 'Trip', 'L^W')
+    again = run(recipes[0], discrepancy._small_images('digits'), device='cpu')
+    kept = discrepancy._values(file['runs'], recipes, 'probe')
+    assert abs(again['trained']['probe'] - kept[0]) < .01
+    row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
+    assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-9
+
+
+def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another():
+    runs = {discrepancy._key(run['recipe']) for run in file['runs']}
+    for exhibit in discrepancy.EXHIBITS:
+        for recipe in discrepancy._recipes_of(discrepancy._cases_of(exhibit.name)):
+            assert discrepancy._key(recipe) in runs, (exhibit.name, recipe)
+            assert recipe.part == 'test' and recipe.seed != discrepancy._CHOOSING_SEED
+    for data in discrepancy._BASES:
+        for local, term in discrepancy._methods(data):
+            tries = discrepancy._try_recipes(data, local, term, discrepancy._CHOSEN[data])
+            assert len({discrepancy._key(one) for one in tries}) == len(tries) > 1
+            assert all(one.part == 'valid' and one.seed == discrepancy._CHOOSING_SEED
+                       for one in tries)
+
+
+def test_images_that_choose_and_images_that_measure_are_different():
+    for data in discrepancy._CLASSIFIED:
+        if data == 'fashion_mnist':
+            pytest.importorskip('torchvision')
+        try:
+            images = discrepancy._small_images(data)
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        pixels = images.images().flatten(1).numpy()
+        train, test = (pixels[images.split == part] for part in ('train', 'test'))
+        assert (np.bincount(images.labels[images.split == 'test']) > 30).all()
+        seen = {row.tobytes() for row in train}
+        assert sum(row.tobytes() in seen for row in test) <= 2
+
+
+def test_scales_of_small_sets_are_refused_and_official_ones_written_down():
+    with pytest.raises(ValueError, match='paper_recipes'):
+        find_exhibit('002/table4').reproduce('paper')
+    for data in ('cifar10', 'stl10', 'cub200', 'cars196'):
+        recipes = discrepancy.paper_recipes(data)
+        assert len(recipes) == 3 * 12 * 3 and len(set(map(discrepancy._key, recipes))) == 108
+        assert all(isinstance(one, Recipe) and one.split == 'official' for one in recipes)
+    assert find_exhibit('002/table5').recipes('paper')[0].data == 'cub200'

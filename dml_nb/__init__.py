@@ -35,7 +35,9 @@ Modules:
 - `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 - `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
+- `dml_nb.papers.concordance`: The claims, tables and figures of the paper on concordance, printed beside measured.
 - `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
+- `dml_nb.papers.dro`: Every table of the DRO paper beside what is measured here, and its claims with verdicts.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it

@@ -336,6 +336,8 @@ def run_bench(
 ):
     """Time this package and its peers on this machine, by turns.
 
+    Example: dml bench losses --quick
+
     Each comparison runs in a fresh process in which the sides take turns, and the memory of each in
     a process of its own. Peers that are not installed are named as absent. The limit is what the
     arithmetic alone takes: for a loss its two matrix products. Medians and quartiles are kept in
@@ -760,6 +762,19 @@ def listing(
     return table
 
 
+def side_by_side(
+    exhibit, # an `Exhibit`
+    columns:list, # names
+    rows:list, # of texts
+) -> Table:
+    "Printed and measured numbers."
+    table = Table(*columns, title=f'{exhibit.key}: {exhibit.title}', box=box.SIMPLE_HEAD,
+                  title_justify='left', show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def as_json(
     exhibit, # an `Exhibit`
 ) -> dict:
@@ -780,7 +795,7 @@ def reproduce(
     workers:Annotated[int, typer.Option(min=1, help='Trainings at the same time.')] = 1,
     json_:Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
 ):
-    """Measure a table or a figure of one of the five papers, and print it beside the paper's.
+    """Measure a table or a figure of one of the papers, and print it beside the paper's.
 
     Example: dml reproduce 003/figure5 --scale small
 
@@ -798,16 +813,13 @@ def reproduce(
             else:
                 console.print(listing(found))
             return
-        chosen = papers.find_exhibit(exhibit)
-        result = chosen.reproduce(scale, folder/'runs', workers, progress=console.is_terminal)
+        measured = []
+        for chosen in papers.find_exhibits(exhibit):
+            result = chosen.reproduce(scale, folder/'runs', workers, progress=console.is_terminal)
+            measured.append(as_json(chosen) | result)
+            if not json_:
+                console.print(side_by_side(chosen, *papers.beside(chosen, result['rows'])))
+                cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
+                console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
         if json_:
-            print(json.dumps(as_json(chosen) | result, indent=1))
-            return
-        columns, rows = papers.beside(chosen, result['rows'])
-        table = Table(*columns, title=f'{chosen.key}: {chosen.title}', box=box.SIMPLE_HEAD,
-                      title_justify='left', show_edge=False, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-        cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
-        console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
+            print(json.dumps(measured, indent=1))

@@ -1,0 +1,76 @@
+"What the page of the DRO paper cannot test: the paper's own text, and a run made again."
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from dml_nb.papers import dro
+from dml_nb.papers.exhibits import differs
+
+root = Path(__file__).resolve().parents[1]
+data = os.environ.get('DML_NB_DATA')
+texts = sorted(Path(data).parent.glob('papers/000_*.txt')) if data else []
+paper = pytest.mark.skipif(not texts, reason='the text of the paper does not lie beside the data')
+
+
+@pytest.fixture(scope='module')
+def text():
+    return texts[0].read_text(encoding='utf-8')
+
+
+@pytest.fixture(scope='module')
+def record():
+    return json.loads((root/'results/papers/000.json').read_text(encoding='utf-8'))
+
+
+def words(text):
+    "Without differences of white space"
+    return ' '.join(text.split())
+
+
+@paper
+@pytest.mark.parametrize('claim', dro.CLAIMS, ids=lambda claim: claim.asks)
+def test_claims_are_quoted(claim, text):
+    assert words(claim.text) in words(text)
+
+
+@paper
+@pytest.mark.parametrize('name', dro.PRINTED)
+def test_printed_numbers_stand_on_their_lines(name, text):
+    lines = text.splitlines()
+    for row in dro.PRINTED[name]:
+        cells = re.sub('</?b>', '', lines[int(row['source'].split()[1]) - 1]).split('\t')[1:]
+        printed = [None if cell == '-' else float(cell) for cell in cells]
+        assert printed == [value for key, value in row.items() if key not in ('method', 'source')]
+
+
+def test_every_recipe_was_run(record):
+    "What the exhibits ask for and what the file holds are the same runs"
+    asked = {dro.key_of(recipe) for name in dro.DATA for recipe in dro.flat_recipes(name)}
+    assert asked == dro.kept_runs(record).keys()
+
+
+def named(row):
+    return json.dumps([row['method'], row.get('batch')])
+
+
+def test_rows_are_those_of_the_runs(record):
+    for name in dro.DATA:
+        of = {dro.key_of(recipe) for recipe in dro.flat_recipes(name)}
+        runs = [run for run in record['runs'] if dro.key_of(run['recipe']) in of]
+        again = {named(row): row for row in dro.rows_of(name, runs)}
+        for row in record['exhibits'][name]['rows']:
+            for column, value in row.items():
+                found = again[named(row)][column]
+                assert found == value if isinstance(value, str) else found == pytest.approx(value)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not data, reason='DML_NB_DATA names no folder')
+def test_a_cell_can_be_computed_again(record):
+    "One run of table 1; on another machine sums are in another order"
+    recipe = dro.recipes_of('table1')[dro.BIRDS, 'MS'][0]
+    kept = dro.kept_runs(record)[dro.key_of(recipe)]
+    assert max(differs(kept).values()) < .01

@@ -85,7 +85,7 @@ def made_birds(folder):
 
 
 def made_cars(folder):
-    numbers = [1, 2, 99, 100] * 3
+    numbers = list(range(1, 197)) * 2                       # each class needs a picture
     rows = np.array([(f'car_ims/{i}.jpg', number) for i, number in enumerate(numbers)],
                     dtype=[('relative_im_path', object), ('class', object)])
     names = np.array([f'Car {number}' for number in range(1, 197)], dtype=object)
@@ -105,16 +105,17 @@ def made_products(folder):
         (folder/f'Ebay_{part}.txt').write_text('\n'.join(lines))
 
 
-@pytest.mark.parametrize('data, make', [(BIRDS, made_birds), (CARS, made_cars),
-                                        (DRAWINGS, made_products)])
-def test_papers_recipe_takes_a_step_on_the_official_layout(data, make, tmp_path):
+@pytest.mark.parametrize('data, make, images, classes', [
+    (BIRDS, made_birds, 6, 2), (CARS, made_cars, 196, 98), (DRAWINGS, made_products, 6, 2)])
+def test_papers_recipe_takes_a_step_on_the_official_layout(data, make, images, classes, tmp_path):
     make(tmp_path)
     recipe = larger('paper', data, 'MS', seeds=1)[0]
     assert (recipe.size, recipe.arch, recipe.lr) == (224, 'googlenet', 1e-5)
-    tiny = replace(recipe, data=f'{recipe.data}:{tmp_path}', weights=None, epochs=1, classes=2,
-                   per_class=3)
+    tiny = replace(recipe, data=f'{recipe.data}:{tmp_path}', weights=None, size=64, steps=1,
+                   classes=2, per_class=2)
     found = run(tiny, device='cpu')
-    assert found['sizes'] == dict(train=dict(images=6, classes=2), valid=dict(images=6, classes=2))
+    part = dict(images=images, classes=classes)
+    assert found['sizes'] == dict(train=part, valid=part)
     assert [each['step'] for each in found['curve']] == [1]
 
 

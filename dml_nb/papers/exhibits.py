@@ -1,9 +1,8 @@
 """A table of a paper that can be run again, and a claim that can fail.
 
-The pages that follow put four of the five papers to the test; the fifth, on the
-multi-similarity loss, is being measured. Each holds the paper's tables and figures
-as `Exhibit`s: what was printed, on which lines, and the recipes that measure the same here. And
-each holds the paper's claims as hypotheses: a `Claim` quotes a sentence, says which numbers would
+The pages that follow put the five papers to the test. Each holds the paper's tables and figures as
+`Exhibit`s: what was printed, on which lines, and the recipes that measure the same here. And each
+holds the paper's claims as hypotheses: a `Claim` quotes a sentence, says which numbers would
 bear it out, and gets one of three verdicts from `judge`: it holds, it does not, or these runs
 cannot say.
 
@@ -257,7 +256,7 @@ def as_text(
 
 # %% ../../nbs/69_papers.exhibits.ipynb #4e6a23d1
 PAPERS = {
-    '000': 'dro', '002': 'discrepancy', '003': 'adapted',
+    '000': 'dro', '001': 'multisimilarity', '002': 'discrepancy', '003': 'adapted',
     '004': 'concordance',
 }
 

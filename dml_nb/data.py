@@ -131,6 +131,20 @@ def read_image(
     check_choice('fit', fit, 'cut', 'squash', 'pad')
     return _decode(path, _sides(size), mode, fit) / 255
 
+# %% ../nbs/30_data.ipynb #a4458f61
+def small_jpeg(
+    file, # of a picture
+    side:int=256, # pixels of its longer side, at most
+) -> bytes:
+    "A small copy of a picture, upright, as a JPEG. Raises as `read_image`."
+    with _opened(file) as picture:
+        picture.draft('RGB', (side, side))
+        small = _in_mode(picture, 'RGB')
+        small.thumbnail((side, side))
+        content = BytesIO()
+        small.save(content, 'JPEG', quality=85)
+    return content.getvalue()
+
 # %% ../nbs/30_data.ipynb #3f5b6964
 def _tensor(name, values) -> Tensor:
     "Any array as a tensor, without a copy where torch can share it"

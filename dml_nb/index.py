@@ -833,3 +833,17 @@ def open(
         index.embedder = embedder
     index._fill(folder, manifest, contents)
     return index
+
+# %% ../nbs/43_embedding_index.ipynb #7480afb0
+def pictures_of_search(
+    out, # folder made by `dml index`
+) -> Path: # the folder under which its pictures lie
+    "Raises `FileNotFoundError` where there is none, `ValueError` for a damaged file."
+    path = Path(out).expanduser()/'search.json'
+    if not path.is_file():
+        raise FileNotFoundError(f'index: a folder made by dml index is wanted, {out} holds no '
+                                'search.json')
+    try:
+        return Path(json.loads(path.read_text(encoding='utf-8'))['root'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{path}: it is damaged ({error}); make the index again') from error

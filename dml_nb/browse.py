@@ -14,7 +14,6 @@ __all__ = ['browse']
 # %% ../nbs/64_browse.ipynb #3693d05e
 import html
 import inspect
-import io
 import json
 import math
 import secrets
@@ -28,14 +27,14 @@ from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
     Img, Input, Label, Li, Link, Main, Meta, Nav, Ol, Option, P, Script, Select, Span, Table, Tbody,
     Td, Th, Thead, Title, Tr, to_xml)
-from PIL import Image, ImageOps
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from torch import Tensor
 
 from .check import write_atomically
-from .index import EmbeddingIndex
+from .data import small_jpeg
+from .index import EmbeddingIndex, pictures_of_search
 from .losses.catalogue import LOSSES
 from .retrieval import evaluate
 
@@ -60,15 +59,7 @@ class Collection:
         """Raises `FileNotFoundError` where there is no index, `ValueError` for a damaged one and
         for fewer than three pictures."""
         self.out = Path(out).expanduser()
-        if not (self.out/'search.json').is_file():
-            raise FileNotFoundError(f'index: a folder made by dml index is wanted, {out} holds no '
-                                    'search.json')
-        try:
-            facts = json.loads((self.out/'search.json').read_text(encoding='utf-8'))
-            self.root = Path(facts['root'])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.out/'search.json'}: it is damaged ({error}); make the index "
-                             'again') from error
+        self.root = pictures_of_search(out)
         self.index = EmbeddingIndex.open(self.out/'index')
         self.ids = self.index.ids                                       # (N,)
         if len(self.ids) < 3:
@@ -669,20 +660,15 @@ def thumbnail(
     if kept.is_file() and kept.stat().st_mtime >= file.stat().st_mtime:
         return kept.read_bytes()
     try:
-        with Image.open(file) as picture:
-            picture.draft('RGB', (2 * side, 2 * side))
-            small = ImageOps.exif_transpose(picture).convert('RGB')
-    except OSError as error:
+        content = small_jpeg(file, 2 * side)
+    except (OSError, ValueError) as error:
         raise LookupError(f'picture: {collection.paths[i]} cannot be read ({error})') from error
-    small.thumbnail((2 * side, 2 * side))
-    content = io.BytesIO()
-    small.save(content, 'JPEG', quality=85)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, content.getvalue())
+        write_atomically(kept, content)
     except OSError:
         pass                                            # a folder that cannot be written: no cache
-    return content.getvalue()
+    return content
 
 
 def whole_number(

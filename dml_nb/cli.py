@@ -31,7 +31,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.progress import (
-    BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn)
+    BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn)
 from rich.table import Table
 
 import dml_nb
@@ -203,12 +203,14 @@ def save_comparison(
 
 # %% ../nbs/63_cli.ipynb #8bc744e3
 def progress_bar(
-    console:Console,
+    unit:str, # what is counted
+    stderr:bool=False, # where it is drawn, standard output being the other place
 ) -> Progress:
-    "Epochs done of all, and the time; nothing where there is no terminal."
+    "How much of all is done, and the time left; nothing where there is no terminal."
+    console = Console(stderr=stderr)
     columns = [
-        TextColumn('{task.description:<28}'), BarColumn(), MofNCompleteColumn(),
-        TextColumn('epochs'), TimeElapsedColumn(),
+        TextColumn('{task.description:<28}'), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
+        TimeRemainingColumn(),
     ]
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -218,12 +220,11 @@ def run_comparison(
     settings:dict, # of `comparison_recipes`: data, losses, seeds, ...
     out:Path, # folder
     fresh:bool, # ignore finished runs
-    console:Console,
 ):
     "Check, train with a progress bar, print, save. Raises as `run_all`."
     from dml_nb.experiment import comparison_recipes, run_all
     recipes = comparison_recipes(images, **settings)
-    with progress_bar(console) as bar:
+    with progress_bar('epochs') as bar:
         task = bar.add_task('', total=sum(recipe.epochs for recipe in recipes))
 
         def done(recipe, epochs):
@@ -231,29 +232,34 @@ def run_comparison(
             bar.update(task, advance=epochs, description=description)
 
         results = run_all(recipes, images, out/'runs', fresh, done)
+    console = Console()
     print_table(results, console)
     save_comparison(results, images, out, console)
 
 # %% ../nbs/63_cli.ipynb #bb33d87f
 @contextmanager
-def in_one_line(
-    data:str, # as the options of `compare`
-    size:int,
-    out:str,
+def told_in_one_line(
+    stopped:str, # what to say after Ctrl-C
 ):
-    "What goes wrong inside, or is stopped by Ctrl-C, is said in one line."
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = Path(out)/'runs'
-        fail(f'stopped; finished runs are kept in {kept} and will be used by the same command', 130)
-    except TypeError as error:
-        if size is None or 'size' not in str(error):
-            raise
-        fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
-             f'{size} was given')
-    except (ValueError, OSError, FloatingPointError) as error:
-        fail(error)
+    "What goes wrong inside, or is stopped, is said in one line; warnings too."
+    def show(message, category, *place, **more):
+        if issubclass(category, UserWarning):
+            print(f"dml: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        try:
+            yield
+        except KeyboardInterrupt:
+            fail(stopped, 130)
+        except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
+            fail(error)
+
+
+def stopped_with_runs(
+    out:str, # folder of finished runs
+) -> str:
+    return f'stopped; finished runs are kept in {Path(out)/"runs"} and used by the same command'
 
 # %% ../nbs/63_cli.ipynb #3373d76c
 @app.command()
@@ -291,18 +297,21 @@ def compare(
     Writes results.json and report.html into the folder given by --out, replacing files of these two
     names and no others. Finished runs are kept there in runs/ and used again when all that decides
     their numbers is the same, so a job that was stopped goes on where it was."""
-    with in_one_line(data, size, out):
+    with told_in_one_line(stopped_with_runs(out)):
         names = listed_names(losses, '--losses')
         check_folder(data)
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         from dml_nb.experiment import LOSSES
         check_names(names, LOSSES, '--losses')
-        from dml_nb.data import load_data
+        from dml_nb.data import load_data, options_of
+        if size is not None and 'size' not in options_of(data):
+            fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
+                 f'{size} was given')
         images = load_data(data, **({} if size is None else dict(size=size)))
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             threads=threads)
-        run_comparison(images, settings, folder, fresh, Console())
+        run_comparison(images, settings, folder, fresh)
 
 # %% ../nbs/63_cli.ipynb #7c38be94
 def print_speeds(
@@ -386,25 +395,6 @@ def chosen_settings(
     return settings
 
 # %% ../nbs/63_cli.ipynb #d79d0f2d
-@contextmanager
-def told_in_one_line(
-    stopped:str, # what to say after Ctrl-C
-):
-    "What goes wrong inside, or is stopped, is said in one line; warnings too."
-    def show(message, category, *place, **more):
-        if issubclass(category, UserWarning):
-            print(f"dml: {' '.join(str(message).split())}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        try:
-            yield
-        except KeyboardInterrupt:
-            fail(stopped, 130)
-        except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
-            fail(error)
-
-
 def model_folder(
     path:str, # from `dml train` or `save_embedder`
 ) -> Path: # of the embedder
@@ -417,15 +407,13 @@ def model_folder(
          'embedder in it')
 
 
-def bar_to(
-    stream, # a text stream
-    unit:str, # what is counted
-) -> Progress:
-    "How much of all is done, and the time left; nothing where there is no terminal."
-    console = Console(file=stream)
-    columns = [TextColumn('{task.description:<22}'), BarColumn(), MofNCompleteColumn(),
-               TextColumn(unit), TimeRemainingColumn()]
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+def check_index(
+    path:str, # from `dml index`
+):
+    "Fails in one line where there is none; nothing heavy is loaded for that."
+    if not (Path(path).expanduser()/'search.json').is_file():
+        fail(f'index: a folder made by dml index is wanted, {path} was given, and there is no '
+             'index in it')
 
 # %% ../nbs/63_cli.ipynb #bbe88e4a
 Json = Annotated[bool, typer.Option('--json', help='Print one JSON value instead of text.')]
@@ -519,7 +507,7 @@ def train(
         check_names([loss], LOSSES, '--loss')
         make_loss(loss, options)                            # bad settings, before any reading
         images = load_pictures(data, size)
-        with bar_to(sys.stderr if json_ else sys.stdout, 'epochs') as bar, quiet:
+        with progress_bar('epochs', stderr=json_) as bar, quiet:
             record = train_embedder(
                 images, folder, lambda C, D: make_loss(loss, options, C, D), body, weights, dim,
                 epochs, patience, classes, per_class, lr, held_out, seed, fresh,
@@ -561,7 +549,7 @@ def embedded(
     "Embeddings with a bar."
     import torch
     rows, step = [], 64
-    with bar_to(sys.stderr, 'pictures') as bar:
+    with progress_bar('pictures', stderr=True) as bar:
         task = bar.add_task('embedding', total=len(images))
         for lo in range(0, len(images), step):
             part = images.subset(range(lo, min(lo + step, len(images))))
@@ -677,7 +665,7 @@ def index(
         folder = writable_folder(out, ['search.json'], ['index', 'embedder'])
         embedder = load_model(model)
         from dml_nb.everyday import index_folder
-        with bar_to(sys.stderr, 'files') as bar:
+        with progress_bar('files', stderr=True) as bar:
             task = bar.add_task('indexing', total=None)
             found = index_folder(
                 embedder, images, folder, kind,
@@ -706,9 +694,7 @@ def search(
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
     index is left out of its own answers."""
     with told_in_one_line('stopped'):
-        if not (Path(index).expanduser()/'search.json').is_file():
-            fail(f'index: a folder made by dml index is wanted, {index} was given, and there is '
-                 'no index in it')
+        check_index(index)
         for image in images:
             if not Path(image).expanduser().is_file():
                 fail(f'images: pictures are wanted, {image} was given, and there is no such file')
@@ -741,9 +727,7 @@ def browse(
 
     The page is served to this machine alone, until Ctrl-C; nothing comes from the net."""
     for folder in [index] + ([] if other is None else [other]):
-        if not (Path(folder).expanduser()/'search.json').is_file():
-            fail(f'index: a folder made by dml index is wanted, {folder} was given, and there is '
-                 'no index in it')
+        check_index(folder)
     with told_in_one_line('stopped'):
         import_module('dml_nb.browse').browse(
             index, other, port,
@@ -801,7 +785,7 @@ def reproduce(
 
     Finished runs are kept in the folder given by --out and used again."""
     paper, _, name = exhibit.partition('/')
-    with in_one_line(exhibit, None, out):
+    with told_in_one_line(stopped_with_runs(out)):
         folder = writable_folder(out) if name else None
         papers = import_module('dml_nb.papers.exhibits')
         console = Console()

@@ -16,7 +16,6 @@ __all__ = ['train_embedder', 'index_folder', 'search_folder']
 # %% ../nbs/56_everyday.ipynb #e7f25257
 import base64
 import html
-import io
 import json
 import os
 import shutil
@@ -31,16 +30,15 @@ from fastai.callback.core import Callback
 from fastai.callback.schedule import fit_one_cycle
 from fastai.callback.tracker import EarlyStoppingCallback, TrackerCallback
 from fastai.torch_core import default_device, no_random
-from PIL import Image, ImageOps
 from torch import nn
 
 from .check import machine, versions, write_atomically, write_json
 from .core import check_number
 from .data import (
-    ImageSet, crop_and_flip, load_data, options_of, split_by_class, split_by_image)
+    ImageSet, crop_and_flip, load_data, options_of, small_jpeg, split_by_class, split_by_image)
 from .embedding import (
     Embedder, Pictures, create_embedder, load_embedder, local_weights, save_embedder)
-from .index import EmbeddingIndex
+from .index import EmbeddingIndex, pictures_of_search
 from .learner import jitter_images, metric_dataloaders, metric_learner
 from .losses import MultiSimilarity
 from .recovery import Checkpoints
@@ -210,6 +208,45 @@ def new_embedder(
         arch, dim or 128, channels, tuple(sides) or None, seed, weights, fit=fit, **options)
 
 # %% ../nbs/56_everyday.ipynb #0b5faa53
+def loss_for(
+    loss, # of `dml_nb.losses`, or a function of classes and dim; None: `MultiSimilarity()`
+    classes:int, # to train on
+    dim:int, # of the embeddings
+    seed:int=0, # of its parameters, if it has any
+) -> nn.Module:
+    if loss is None:
+        return MultiSimilarity()
+    if isinstance(loss, nn.Module):
+        return loss
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return loss(classes, dim)
+
+# %% ../nbs/56_everyday.ipynb #5bf70e9d
+def careful_learner(
+    train:ImageSet,
+    valid:ImageSet,
+    embedder:Embedder,
+    loss:nn.Module,
+    out:Path, # folder of the embedder and of the checkpoints
+    facts:dict, # to keep beside the embedder
+    classes:int, # P: classes in a batch
+    per_class:int, # M: pictures of each
+    patience:int, # epochs without a better result before it stops
+    seed:int=0,
+    tell=None, # as in `train_embedder`
+): # Learner
+    "A Learner that keeps the best, stops when it gets no better, and can go on after a stop."
+    dls = metric_dataloaders(
+        train, valid, classes, per_class, seed=seed, augment=usual_augmentation(train[0][0]))
+    callbacks = [
+        EarlyStoppingCallback(monitor='map@r', comp=np.greater, patience=patience),
+        KeepBest(out/'embedder', facts), Checkpoints(out/'checkpoints', every=25)]
+    if tell is not None:
+        callbacks.append(Tell(tell))
+    return metric_learner(dls, embedder, loss, cbs=callbacks)
+
+# %% ../nbs/56_everyday.ipynb #de4c87c1
 def train_embedder(
     images:ImageSet, # labelled, of one size
     out, # folder of the embedder and of what it takes to go on, made if need be
@@ -236,15 +273,9 @@ def train_embedder(
     train, valid, how = hold_back(images, held_out, seed)
     known = len(np.unique(train.labels[train.labels >= 0]))
     arch, weights = usual_network(images, body, weights)
-    picture = images[0][0]
     lr = (3e-3 if weights is None else 3e-4) if lr is None else lr
     embedder = new_embedder(images, arch, weights, dim, seed)
-    if loss is None:
-        loss = MultiSimilarity()
-    elif not isinstance(loss, nn.Module):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            loss = loss(known, embedder.dim)
+    loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
     settings = dict(
         data=data, loss=repr(loss), body=arch, weights=None if weights is None else str(weights),
@@ -254,18 +285,13 @@ def train_embedder(
     record = begin_record(out/'training.json', settings, fresh)
     if record['finished']:
         return record
-    facts = dict(data=data, loss=repr(loss), held_back=how, versions=versions(), machine=machine())
-    callbacks = [
-        EarlyStoppingCallback(monitor='map@r', comp=np.greater, patience=patience),
-        KeepBest(out/'embedder', facts), Checkpoints(out/'checkpoints', every=25)]
     if tell is not None:
         tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
-        callbacks.append(Tell(tell))
+    facts = dict(data=data, loss=repr(loss), held_back=how, versions=versions(), machine=machine())
     with no_random(seed):
-        dls = metric_dataloaders(
-            train, valid, settings['classes'], per_class, seed=seed,
-            augment=usual_augmentation(picture))
-        learn = metric_learner(dls, embedder, loss, cbs=callbacks)
+        learn = careful_learner(
+            train, valid, embedder, loss, out, facts, settings['classes'], per_class, patience,
+            seed, tell)
         if 'before' not in record:
             z, labels = learn.embed()
             before = evaluate(z, labels, ks=(1,))
@@ -349,15 +375,7 @@ def open_search(
     out, # folder from `index_folder`
 ) -> tuple: # the index, the embedder, the folder of its pictures
     "Raises `FileNotFoundError` where there is none, `ValueError` for damaged files."
-    out = Path(out).expanduser()
-    if not (out/'search.json').is_file():
-        raise FileNotFoundError(f'index: a folder made by dml index is wanted, {out} holds no '
-                                'search.json')
-    try:
-        root = Path(json.loads((out/'search.json').read_text(encoding='utf-8'))['root'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out/'search.json'}: it is damaged ({error}); make the index "
-                         'again') from error
+    root, out = pictures_of_search(out), Path(out).expanduser()
     return EmbeddingIndex.open(out/'index'), load_embedder(out/'embedder'), root
 
 # %% ../nbs/56_everyday.ipynb #b69bc201
@@ -398,19 +416,6 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
 
-def thumbnail(
-    path, # of a picture
-    side:int=128, # at most
-) -> str: # a data: address
-    "A small copy, to stand inside a page."
-    with Image.open(path) as picture:
-        small = ImageOps.exif_transpose(picture).convert('RGB')
-        small.thumbnail((2 * side, 2 * side))
-        kept = io.BytesIO()
-        small.save(kept, 'JPEG', quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(kept.getvalue()).decode()}"
-
-
 def search_page(
     answers:list, # from `search_folder`
     path, # of the page
@@ -418,8 +423,9 @@ def search_page(
     "Write a page with each query and its answers. Raises `OSError` naming a file it cannot write."
     def figure(file, *lines):
         name = html.escape(Path(file).name)
+        picture = base64.b64encode(small_jpeg(file)).decode()
         text = '<br>'.join(html.escape(line) for line in lines)
-        return (f'<figure><img src="{thumbnail(file)}" alt="{name}">'
+        return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
                 f'<figcaption>{text}</figcaption></figure>')
 
     parts = []

@@ -516,6 +516,8 @@ def train(
             print(json.dumps(record))
             return
         best, before = record['best'], record['before']
+        if len(record['curve']) < epochs:
+            print(f"stopped after epoch {len(record['curve'])}: no better result for {patience}")
         print(f"best after epoch {best['epoch']}: R@1 {100 * best['recall@1']:.1f} %, MAP@R "
               f"{100 * best['map@r']:.1f} % (before training {100 * before['recall@1']:.1f} % and "
               f"{100 * before['map@r']:.1f} %)")
@@ -563,7 +565,8 @@ def evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     part:Annotated[str, typer.Option(
-        help='all, or the part of the data set: train, test, ...; auto: test where there is one.',
+        help='all; held-out: only what judged the training, if these are its pictures; or a part '
+             'of the data set: train, test, ...; auto: test where there is one.',
     )] = 'auto',
     classes:Annotated[int, typer.Option(
         min=0, help='How many of the worst classes to list.')] = 5,
@@ -575,18 +578,22 @@ def evaluate(
 
     Every picture is searched among all others. R@K: is one of the K nearest of its class? MAP@R:
     how many of the R nearest are, by their places, R being the size of its class? The interval is
-    what another sample of queries would give, in 95 of 100 cases."""
+    what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
+    trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
         embedder = load_model(model)
         images = pictures_for(embedder, data)
         if part == 'auto':
             part = 'test' if images.split is not None and 'test' in images.split else 'all'
-        if part != 'all':
-            known = [] if images.split is None else sorted(set(images.split.tolist()))
-            if part not in known:
-                raise ValueError(f"--part: one of {', '.join(['all', *known])} is wanted, {part!r} "
-                                 'was given')
+        known = [] if images.split is None else sorted(set(images.split.tolist()))
+        if part == 'held-out':
+            from dml_nb.everyday import held_back_of
+            images = held_back_of(model, images)
+        elif part in known:
             images = images.subset(images.split == part)
+        elif part != 'all':
+            raise ValueError(f"--part: one of {', '.join(['all', 'held-out', *known])} is wanted, "
+                             f'{part!r} was given')
         from dml_nb.retrieval import evaluate as measure
         report = measure(embedded(embedder, images), images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
@@ -697,7 +704,7 @@ def search(
         check_index(index)
         for image in images:
             if not Path(image).expanduser().is_file():
-                fail(f'images: pictures are wanted, {image} was given, and there is no such file')
+                fail(f'images: pictures are wanted, {image!r} was given, and there is no such file')
         from dml_nb.everyday import search_folder, search_page
         answers = search_folder(index, images, k)
         if html is not None:

@@ -20,7 +20,9 @@ import json
 import os
 import shutil
 import time
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 # %% ../nbs/56_everyday.ipynb #f085b069
@@ -107,7 +109,7 @@ def usual_network(
 # %% ../nbs/56_everyday.ipynb #9b0ea29d
 class KeepBest(TrackerCallback):
     "Writes the embedder whenever retrieval of what is held back is better than ever"
-    order = 61                                          # after fastai's early stopping has counted
+    order = 61                                          # before early stopping may end the epoch
 
     def __init__(self,
         folder:Path, # of the embedder
@@ -126,7 +128,7 @@ class KeepBest(TrackerCallback):
 
 class Tell(Callback):
     "Tells a function where training stands, after each batch and each epoch"
-    order = 70
+    order = 62                                          # likewise
 
     def __init__(self,
         call, # (what, facts) -> None
@@ -140,6 +142,13 @@ class Tell(Callback):
 
     def after_epoch(self):
         self.call('epoch', epoch_row(self.learn))
+
+
+class StopEarly(EarlyStoppingCallback):
+    "fastai's, without its line about the best epoch, which counts epochs from 0"
+    def after_epoch(self):
+        with redirect_stdout(StringIO()):
+            super().after_epoch()
 
 
 def epoch_row(
@@ -240,7 +249,7 @@ def careful_learner(
     dls = metric_dataloaders(
         train, valid, classes, per_class, seed=seed, augment=usual_augmentation(train[0][0]))
     callbacks = [
-        EarlyStoppingCallback(monitor='map@r', comp=np.greater, patience=patience),
+        StopEarly(monitor='map@r', comp=np.greater, patience=patience),
         KeepBest(out/'embedder', facts), Checkpoints(out/'checkpoints', every=25)]
     if tell is not None:
         callbacks.append(Tell(tell))
@@ -307,6 +316,22 @@ def train_embedder(
     write_json(out/'training.json', record, seed=seed, data=data)
     shutil.rmtree(out/'checkpoints', ignore_errors=True)
     return record
+
+# %% ../nbs/56_everyday.ipynb #2a49eadc
+def held_back_of(
+    out, # folder from `train_embedder`
+    images:ImageSet, # those that it was trained on
+) -> ImageSet: # those that judged it
+    "Raises `ValueError` for no record of a training there, and for other pictures."
+    path = Path(out).expanduser()/'training.json'
+    if not path.is_file():
+        raise ValueError(f'{out}: a folder with a training.json is wanted to know what was held '
+                         'back, there is none')
+    settings = json.loads(path.read_text(encoding='utf-8'))['settings']
+    if settings['data']['sha256'] != images.sha256():
+        raise ValueError(f"data: the pictures of the training ({settings['data']['name']}) are "
+                         'wanted to know what was held back, others were given')
+    return hold_back(images, settings['held_out'], settings['seed'])[1]
 
 # %% ../nbs/56_everyday.ipynb #3ec1ffec
 def embed_readable(

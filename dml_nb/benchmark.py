@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from statistics import quantiles
 
-import torch
-
 from .check import extra_memory, write_bench
 from .core import check_number
 
@@ -37,11 +35,12 @@ class Side:
 
     @property
     def version(self):
-        "What is installed of it, None if nothing is."
-        if self.who.partition(',')[0] == 'limit':
+        "What is installed of it, None if nothing is; '' for the limit."
+        distribution = self.who.partition(',')[0]
+        if distribution == 'limit':
             return ''
         try:
-            return metadata.version(self.who.partition(',')[0])
+            return metadata.version(distribution)
         except metadata.PackageNotFoundError:
             return None
 
@@ -58,8 +57,7 @@ class Comparison:
     turns:int = 9 # at most
     memory:bool = True # is it measured
 
-
-# data of each kind, and a small case of it that warms up
+# %% ../nbs/62_benchmark.ipynb #07d55cd1
 DATA = dict(
     batch="""
 def make(B):
@@ -81,7 +79,23 @@ def make(B):
 small, whole = (8,), ({B},)
 """)
 
-# %% ../nbs/62_benchmark.ipynb #07d55cd1
+# %% ../nbs/62_benchmark.ipynb #87ebb838
+def program(
+    comparison:Comparison,
+    size:dict,
+    threads:int,
+    sides:list, # of `Side`
+) -> str: # Python source that makes data, and one function for each side in `jobs`
+    "What a process of this comparison begins with: data, set-ups and warm-ups on a small case."
+    parts = ['import torch', f'torch.set_num_threads({threads})', 'torch.manual_seed(0)',
+             DATA[comparison.make].format(**size), 'z, y, u = make(*small)', 'jobs = {}']
+    for i, side in enumerate(sides):
+        parts += [side.setup.format(**size), f'def job_{i}():']
+        parts += [f'    {line}' for line in side.job.format(**size).splitlines()]
+        parts += [f'jobs[{side.who!r}] = job_{i}', f'job_{i}()']
+    return '\n'.join([*parts, 'z, y, u = make(*whole)'])
+
+# %% ../nbs/62_benchmark.ipynb #017dc045
 TURNS = """
 import json, time
 seconds = {name: [] for name in jobs}
@@ -97,22 +111,6 @@ for turn in range(turns):
         break
 print(json.dumps(seconds))
 """
-
-
-def program(
-    comparison:Comparison,
-    size:dict,
-    threads:int,
-    sides:list, # of `Side`
-) -> str: # Python source that makes data, and one function for each side in `jobs`
-    "What a process of this comparison begins with: data, set-ups and warm-ups on a small case."
-    parts = ['import torch', f'torch.set_num_threads({threads})', 'torch.manual_seed(0)',
-             DATA[comparison.make].format(**size), 'z, y, u = make(*small)', 'jobs = {}']
-    for i, side in enumerate(sides):
-        parts += [side.setup.format(**size), f'def job_{i}():']
-        parts += [f'    {line}' for line in side.job.format(**size).splitlines()]
-        parts += [f'jobs[{side.who!r}] = job_{i}', f'job_{i}()']
-    return '\n'.join([*parts, 'z, y, u = make(*whole)'])
 
 
 def timed(
@@ -131,7 +129,7 @@ def timed(
         raise RuntimeError(f'{comparison.name}: {done.stderr.strip()[-2000:]}')
     return json.loads(done.stdout.splitlines()[-1])
 
-
+# %% ../nbs/62_benchmark.ipynb #2df2a902
 def measure(
     comparison:Comparison,
     size:dict, # one of its sizes
@@ -147,17 +145,18 @@ def measure(
     for side in comparison.sides:
         row = dict(group=comparison.group, name=comparison.name, **size, who=side.who,
                    version=side.version)
-        if side in sides:
-            times = seconds[side.who]
-            low, middle, high = quantiles(times * 2, n=4, method='inclusive')
-            row |= dict(seconds=middle, low=low, high=high, turns=len(times))
-        if side in sides and memory and comparison.memory and side.who != 'limit':
+        rows.append(row)
+        if side not in sides:
+            continue
+        times = seconds[side.who]
+        low, middle, high = quantiles(times * 2, n=4, method='inclusive')   # one turn is enough
+        row |= dict(seconds=middle, low=low, high=high, turns=len(times))
+        if memory and comparison.memory and side.who != 'limit':
             alone = program(comparison, size, threads, [side])
             try:
                 row['MB'] = extra_memory(alone, f'jobs[{side.who!r}]()')
             except OSError:                                  # outside Linux
                 row['MB'] = None
-        rows.append(row)
     return rows
 
 # %% ../nbs/62_benchmark.ipynb #3c680e6e
@@ -184,7 +183,7 @@ def against_peer(
                 'loss(z, y).backward()')
     return Comparison(group, name, sizes, (mine, Side(PML, setup, call), two_products), quick)
 
-
+# %% ../nbs/62_benchmark.ipynb #bff554bd
 small, middle = dict(B=256, D=128), dict(B=512, D=128)
 large, huge, wide = dict(B=1024, D=128), dict(B=4096, D=128), dict(B=4096, D=512)
 
@@ -212,19 +211,15 @@ COMPARISONS = [
     against_peer('batch-hard', 'BatchHard()', 'TripletMarginLoss(.1)', middle, large,
                  quick=(large,), miner='BatchHardMiner()', group='triplets'),
 ]
-f'{len(COMPARISONS)} comparisons of losses'
 
 # %% ../nbs/62_benchmark.ipynb #f99e3fd3
-def mined(name, ours, peer, **options):
-    "A miner of ours and one of pytorch-metric-learning."
-    return Comparison('miners', name, (large, huge), (
-        Side('dml_nb', f'from dml_nb import losses as our\nminer = our.{ours}', 'miner(u, y)'),
-        Side(PML, f'from pytorch_metric_learning import miners\npeers = miners.{peer}',
-             'peers(u, y)'),
-        Side('limit', '', 'u @ u.T')), **options)
-
-
-TRANSPORT = Comparison('transport', 'Wasserstein between classes', (dict(B=128, D=64),), (
+COMPARISONS.append(Comparison('miners', 'MS miner', (large, huge), (
+    Side('dml_nb', 'from dml_nb import losses as our\nminer = our.MultiSimilarityMiner(.1)',
+         'miner(u, y)'),
+    Side(PML, 'from pytorch_metric_learning import miners\n'
+         'peers = miners.MultiSimilarityMiner(.1)', 'peers(u, y)'),
+    Side('limit', '', 'u @ u.T')), quick=(large,)))
+COMPARISONS.append(Comparison('transport', 'Wasserstein between classes', (dict(B=128, D=64),), (
     Side('dml_nb', 'from dml_nb.losses import ClassDiscrepancy\n'
          'from dml_nb.transport import Wasserstein\nloss = ClassDiscrepancy(Wasserstein())',
          'loss(z, y).backward()'),
@@ -242,12 +237,7 @@ total.backward()""".strip()),
 x = torch.nn.functional.normalize(z)
 (-sum(peer(x[y == k], x[y != k]) for k in y.unique())).backward()""".strip()),
     Side('limit', '', 'C = torch.zeros(len(u), len(u))\nfor _ in range(32): C.sum(1)')),
-    quick=(dict(B=128, D=64),), turns=5)
-
-COMPARISONS += [
-    mined('MS miner', 'MultiSimilarityMiner(.1)', 'MultiSimilarityMiner(.1)', quick=(large,)),
-    TRANSPORT]
-sorted({comparison.group for comparison in COMPARISONS})
+    quick=(dict(B=128, D=64),), turns=5))
 
 # %% ../nbs/62_benchmark.ipynb #5e9619ba
 gallery, crowd = dict(B=5000, D=128, classes=2500), dict(B=20_000, D=128, classes=10_000)
@@ -311,50 +301,44 @@ COMPARISONS += [
         quick=(dict(B=128, side=32),), make='pictures', turns=7, memory=False)]
 
 # %% ../nbs/62_benchmark.ipynb #7c10ced7
-def way(remark, setup, job='loss(z, y).backward()'):
-    "One of our own ways of a step of MS."
-    return Side(f'dml_nb, {remark}', setup, job)
-
-
-as_chosen = Side('dml_nb', 'from dml_nb.losses import MultiSimilarity\nloss = MultiSimilarity()',
-                 'loss(z, y).backward()')
-in_blocks = way('blocks of 512', 'in_blocks = MultiSimilarity(block=512)',
-                'in_blocks(z, y).backward()')
-in_one = way('one block', 'in_one = MultiSimilarity(block={B})', 'in_one(z, y).backward()')
 imported = 'from dml_nb.losses import MultiSimilarity\n'
-as_before = way('two gradient products',
-                'from dml_nb import weighting\nfrom dml_nb.losses import MultiSimilarity\n'
-                'chosen, never = weighting.keeps_weights, lambda *given: False\n'
-                'before = MultiSimilarity()',
-                'weighting.keeps_weights = never\nbefore(z, y).backward()\n'
-                'weighting.keeps_weights = chosen')
+as_chosen = Side('dml_nb', imported + 'loss = MultiSimilarity()', 'loss(z, y).backward()')
+in_blocks = Side('dml_nb, blocks of 512', imported + 'in_blocks = MultiSimilarity(block=512)',
+                 'in_blocks(z, y).backward()')
+in_one = Side('dml_nb, one block', imported + 'in_one = MultiSimilarity(block={B})',
+              'in_one(z, y).backward()')
+as_before = Side('dml_nb, two gradient products',
+                 'from dml_nb import weighting\n' + imported +
+                 'chosen, never = weighting.keeps_weights, lambda *given: False\n'
+                 'before = MultiSimilarity()',
+                 'weighting.keeps_weights = never\nbefore(z, y).backward()\n'
+                 'weighting.keeps_weights = chosen')
 
 COMPARISONS += [
     Comparison('scaling', 'MS over B and D',
                tuple(dict(B=B, D=D) for D in (64, 128, 512)
                      for B in (256, 1024, 2048, 4096, 8192)),
-               (as_chosen, way('blocks of 512', imported + in_blocks.setup, in_blocks.job),
-                way('one block', imported + in_one.setup, in_one.job), two_products),
-               quick=(large, huge), turns=7),
+               (as_chosen, in_blocks, in_one, two_products), quick=(large, huge), turns=7),
     Comparison('engine', 'a step of MS',
                tuple(dict(B=B, D=D) for B in (256, 1024, 2048, 4096) for D in (64, 128, 256, 512)),
-               (as_chosen, as_before, two_products), quick=(wide, huge), turns=9, memory=False),
+               (as_chosen, as_before, two_products), quick=(wide, huge), turns=9, memory=False)]
+
+# %% ../nbs/62_benchmark.ipynb #b6cd6825
+COMPARISONS.append(
     Comparison('engine', 'W x and its transpose', (dict(B=1024, D=512), wide), (
-        way('strips', 'from dml_nb.weighting import product_both_ways\nkept = {{}}\n'
-            'def W():\n'
-            '    if len(u) not in kept: kept[len(u)] = torch.randn(len(u), len(u))\n'
-            '    return kept[len(u)]', 'product_both_ways(W(), u)'),
-        way('two products', '', 'W() @ u + W().T @ u'),
-        way('sum made whole', '', '(W() + W().T) @ u'),
-        Side('limit', '', 'W() @ u')), quick=(wide,), turns=9, memory=False)]
-groups = sorted({comparison.group for comparison in COMPARISONS})
-groups
+        Side('dml_nb, strips', 'from dml_nb.weighting import product_both_ways\nkept = {{}}\n'
+             'def W():\n'
+             '    if len(u) not in kept: kept[len(u)] = torch.randn(len(u), len(u))\n'
+             '    return kept[len(u)]', 'product_both_ways(W(), u)'),
+        Side('dml_nb, two products', '', 'W() @ u + W().T @ u'),
+        Side('dml_nb, sum made whole', '', '(W() + W().T) @ u'),
+        Side('limit', '', 'W() @ u')), quick=(wide,), turns=9, memory=False))
 
 # %% ../nbs/62_benchmark.ipynb #c7936504
 def bench(
     what:str='all', # a group: losses, miners, triplets, transport, evaluation, ...; or 'all'
     folder='bench', # where a file for this kind of machine is kept
-    quick:bool=False, # the important sizes only, fewer turns, no memory beside the losses'
+    quick:bool=False, # the important sizes only, fewer turns, no memory
     threads:int=1,
     progress=None, # called with a line of text before each measurement
 ) -> dict: # {'path': of the file, 'rows': list of dicts}
@@ -364,7 +348,8 @@ def bench(
     if what not in ('all', *groups):
         raise ValueError(f'what: {", ".join(groups)} or all is wanted, {what!r} was given')
     check_number('threads', threads, 1, integer=True)
-    everything, path = [], None
+    hurry = dict(turns=3, budget=4., memory=False) if quick else {}
+    everything = []
     for group in groups if what == 'all' else [what]:
         rows = []
         for comparison in COMPARISONS:
@@ -374,8 +359,7 @@ def bench(
                 if progress:
                     sizes = ', '.join(f'{name} = {number:,}' for name, number in size.items())
                     progress(f'{group}: {comparison.name}, {sizes}')
-                rows += measure(comparison, size, threads, 3 if quick else None,
-                                4. if quick else 60., memory=not quick)
+                rows += measure(comparison, size, threads, **hurry)
         what_it_is = ('seconds, median of turns in one process, low and high: quartiles; MB: '
                       'extra memory in a process of its own; limit: the arithmetic alone')
         content = dict(what=what_it_is, threads=threads, rows=rows)
@@ -384,7 +368,7 @@ def bench(
         everything += rows
     return dict(path=path, rows=everything)
 
-
+# %% ../nbs/62_benchmark.ipynb #e522255f
 def bench_table(
     rows:list, # of dicts, as `bench` gives them
 ) -> list: # of tuples: job, size, who, time, to ours, to the limit, MB

@@ -37,9 +37,8 @@ from fastcore.basics import patch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .core import Batch, ListBatch, inf, poisoned_memory, unit
-from .weighting import (
-    PairLoss, arguments, check_choice, check_flag, check_object, from_function, weigh)
+from .core import Batch, inf, poisoned_memory, unit
+from .weighting import PairLoss, arguments, check_choice, check_flag, check_object, weigh
 
 # %% ../nbs/02_check.ipynb #c44e6348
 def test_same(
@@ -927,6 +926,14 @@ def origin(
                 date=date, seed=seed, data=data)
 
 
+def json_bytes(
+    content:dict, # JSON values
+) -> bytes:
+    "As all results are written. Raises ValueError for NaN and infinity, TypeError for no JSON."
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    return f'{text}\n'.encode()
+
+
 def write_json(
     path, # of the file
     content:dict, # JSON values: what was measured, and how
@@ -936,9 +943,7 @@ def write_json(
     """Write `content` with where it comes from (`machine`, `versions`, `threads`, `date`, `seed`,
     `data`), whole or not at all. Raises ValueError for NaN and infinity, TypeError for what JSON
     cannot hold, OSError that names the file."""
-    text = json.dumps(origin(seed, data) | content, indent=1, ensure_ascii=False,
-                      allow_nan=False)
-    write_atomically(path, f'{text}\n'.encode())
+    write_atomically(path, json_bytes(origin(seed, data) | content))
 
 # %% ../nbs/02_check.ipynb #b109d0aa
 def commit() -> str: # as 'd4cdcf5', None outside a clone
@@ -962,17 +967,16 @@ def write_bench(
     "Keep a measurement in the file of this kind of machine. Raises as `write_json`."
     where = origin(seed, data)
     if device is not None:
-        where['machine'] = dict(where['machine'], device=device)
+        where['machine']['device'] = device
     slug = re.sub('[^a-z0-9]+', '-', (device or where['machine']['cpu'] or 'unknown').lower())
     path = Path(folder)/f'{slug.strip("-")}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
     kept[name] = where | dict(commit=commit()) | content
-    text = json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False, sort_keys=False)
-    write_atomically(path, f'{text}\n'.encode())
+    write_atomically(path, json_bytes(kept))
     return path
 
-
+# %% ../nbs/02_check.ipynb #4616f123
 def read_bench(
     name:str, # of a measurement
     folder='../results/bench',

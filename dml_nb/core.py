@@ -357,25 +357,27 @@ def poisoned_memory():
         Scratch.poisoned = before
 
 # %% ../nbs/00_core.ipynb #f02927ee
-def borrow_scratch() -> Scratch:
+def borrow_scratch(
+    kind:type=Scratch, # or a subclass with a pool of its own
+) -> Scratch:
     "One from the pool, or a new one."
     if torch.compiler.is_compiling():
-        return Scratch()
+        return kind()
     try:
-        return Scratch.pool.pop()
+        return kind.pool.pop()
     except IndexError:
-        return Scratch()
+        return kind()
 
 
 @patch
 def give_back(self:Scratch):
-    "Return to the pool; large matrices and those of other devices are let go."
+    "Return to its pool; large matrices and those of other devices are let go."
     if torch.compiler.is_compiling():
         return
     self.rewind(0)
     self.slots = [slot for slot in self.slots
                   if slot.numel() <= self.largest and slot.device.type == 'cpu']
-    Scratch.pool.append(self)
+    self.pool.append(self)
 
 # %% ../nbs/00_core.ipynb #a468f7fb
 losses_by_number = WeakValueDictionary()

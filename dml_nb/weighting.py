@@ -19,7 +19,6 @@ __all__ = ['log_sum_exp', 'PairLoss', 'Miner', 'from_function']
 import inspect
 import re
 import types
-from contextlib import contextmanager
 from numbers import Real
 
 import torch
@@ -372,32 +371,21 @@ def tangent(
 class WholeMemory(Scratch):
     "Memory for matrices of a whole batch, which stays with the process between steps"
     pool = []
-    most = 2**26         # bytes of a matrix that is kept: (4096, 4096) in float32
+    most = 2**26             # bytes of a matrix that is kept: (4096, 4096) in float32
+    largest = most // 4      # its elements
 
 
-@contextmanager
-def whole_memory():
-    "One from the pool, or a new one; a graph has its own."
-    if torch.compiler.is_compiling():
-        yield WholeMemory()
-        return
-    try:
-        memory = WholeMemory.pool.pop()
-    except IndexError:
-        memory = WholeMemory()
-    try:
-        yield memory
-    finally:
-        memory.rewind(0)
-        WholeMemory.pool.append(memory)
-
-
-def fits(
+def may_keep(
+    loss:PairLoss,
+    cuts:list, # (first, last + 1) of all blocks
     like:Tensor, # whose dtype and device are meant
     rows:int, columns:int,
 ) -> bool:
-    "Whether a matrix of this size may be kept whole."
-    return like.device.type == 'cpu' and rows * columns * like.element_size() <= WholeMemory.most
+    "Whether a matrix of the whole batch may be kept. Several blocks may be a wish for less."
+    on_cpu = like.device.type == 'cpu'
+    is_small = rows * columns * like.element_size() <= WholeMemory.most
+    wished_small = len(cuts) > 1 and (torch.compiler.is_compiling() or loss.block is not None)
+    return on_cpu and is_small and not wished_small
 
 # %% ../nbs/01_weighting.ipynb #a162b3fa
 def maker_of_rows(
@@ -410,9 +398,8 @@ def maker_of_rows(
     "Rows of S = x rᵀ; computed once where a survey comes first and all of S may be kept."
     compiling = torch.compiler.is_compiling()
     shown_again = loss.surveys > 0 and len(cuts) > 1     # a single block is made once anyway
-    wished_small = compiling or loss.block is not None
     kept, made = None, set()
-    if shown_again and not wished_small and fits(r, len(anchors), len(r)):
+    if shown_again and may_keep(loss, cuts, r, len(anchors), len(r)):
         kept = memory.take(r, (len(anchors), len(r)))
 
     def rows_of_S(lo, hi, scratch):
@@ -427,30 +414,29 @@ def maker_of_rows(
 
     return rows_of_S
 
-
+# %% ../nbs/01_weighting.ipynb #e1bd739a
 def gradient_by_blocks(
     loss:PairLoss,
     x:Tensor, r:Tensor, # (B, D), (R, D) unit rows
     batch:Batch,
     alone:bool, # r is x
     to_x:bool, to_r:bool, # which gradients are wanted
-    cuts:list=None, mine:list=None, # as `sweep` takes them
+    cuts:list, mine:list=None, # as `sweep` takes them
 ) -> tuple: # value; ∂/∂x (B, D); ∂/∂r (R, D), in a self-batch the same tensor as ∂/∂x
     "S = x rᵀ block by block, then W r and Wᵀ x."
-    if cuts is None:
-        cuts = spans(batch, loss.block, loss.indivisible)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     anchors = x[batch.rows]
     d_anchors = torch.zeros_like(anchors)
     dr = torch.zeros_like(r)
-    with whole_memory() as memory:
-        rows_of_S = maker_of_rows(loss, anchors, r, cuts, memory)
-        for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts, mine):
-            value = value + block_value
-            if to_x:
-                d_anchors[pairs.lo:pairs.hi] = W @ r
-            if to_r:
-                dr.addmm_(W.T, anchors[pairs.lo:pairs.hi])
+    memory = borrow_scratch(WholeMemory)
+    rows_of_S = maker_of_rows(loss, anchors, r, cuts, memory)
+    for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts, mine):
+        value = value + block_value
+        if to_x:
+            d_anchors[pairs.lo:pairs.hi] = W @ r
+        if to_r:
+            dr.addmm_(W.T, anchors[pairs.lo:pairs.hi])
+    memory.give_back()
     dx = dr if alone else torch.zeros_like(x)
     if to_x:
         dx = dx.index_add_(0, batch.rows, d_anchors)
@@ -497,20 +483,21 @@ def gradient_of_own_batch(
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     in_order = len(cuts) == 1 and (torch.compiler.is_compiling()         # where rows are as given
                                    or torch.equal(batch.rows, torch.arange(B)))
-    with whole_memory() as memory:
-        if not in_order:
-            all_weights = memory.take(x, (B, B))
-            if len(batch.rows) < B:
-                all_weights.zero_()
-        rows_of_S = maker_of_rows(loss, x if in_order else x[batch.rows], x, cuts, memory)
-        for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts):
-            value = value + block_value
-            if in_order:
-                dx = product_both_ways(W, x)     # while the memory of the block is its own
-            else:
-                all_weights.index_copy_(0, pairs.rows, W)
-        if not in_order:
-            dx = product_both_ways(all_weights, x)
+    memory = borrow_scratch(WholeMemory)
+    if not in_order:
+        all_weights = memory.take(x, (B, B))
+        if len(batch.rows) < B:
+            all_weights.zero_()
+    rows_of_S = maker_of_rows(loss, x if in_order else x[batch.rows], x, cuts, memory)
+    for pairs, block_value, W in sweep(loss, rows_of_S, batch, cuts):
+        value = value + block_value
+        if in_order:
+            dx = product_both_ways(W, x)         # while the memory of the block is its own
+        else:
+            all_weights.index_copy_(0, pairs.rows, W)
+    if not in_order:
+        dx = product_both_ways(all_weights, x)
+    memory.give_back()
     return value, dx, dx
 
 # %% ../nbs/01_weighting.ipynb #117e857c
@@ -523,10 +510,7 @@ def keeps_weights(
 ) -> bool:
     "Whether a batch with itself keeps all of W, to multiply once."
     B, D = x.shape
-    wished_small = torch.compiler.is_compiling() or loss.block is not None
-    if not fits(x, B, B) or len(cuts) > 1 and wished_small:
-        return False
-    return D >= from_dim or B <= small
+    return may_keep(loss, cuts, x, B, B) and (D >= from_dim or B <= small)
 
 # %% ../nbs/01_weighting.ipynb #7d1bd153
 def own_columns(self_index, B, R, device, alone):

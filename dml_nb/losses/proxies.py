@@ -69,17 +69,6 @@ class Proxies(Addable):
         "Draw the rows: normal numbers, so that every direction is equally likely."
         self.weight.data = torch.randn(self.dim, len(self.weight)).T.contiguous().to(self.weight)
 
-    def forward(
-        self,
-        z:Tensor, # (B, D) embeddings
-        labels=None, # (B,) integers, -1 for unlabelled
-        ref=None, ref_labels=None, self_index=None, tuples=None, # None: the proxies are all
-    ) -> Tensor: # the loss, a scalar in at least float32
-        "The loss, differentiable once by `z` and `weight`. Raises as a loss does."
-        others = as_peers_call(ref, ref_labels, self_index, tuples)
-        value = self.loss(*self.operands(z, labels, others))
-        return value[0].expand(len(z)) if value.ndim else value
-
     def __getattr__(self, name): # where nothing of that name is found here: a setting of the loss
         try:
             return super().__getattr__(name)
@@ -134,6 +123,19 @@ def operands(
 def classes_of_proxies(self:Proxies, device):
     "(C K,) class of each row of `weight`."
     return torch.arange(self.classes * self.centers, device=device) // self.centers
+
+# %% ../../nbs/25_losses.proxies.ipynb #da741016
+@patch
+def forward(
+    self:Proxies,
+    z:Tensor, # (B, D) embeddings
+    labels=None, # (B,) integers, -1 for unlabelled
+    ref=None, ref_labels=None, self_index=None, tuples=None, # None: the proxies are all
+) -> Tensor: # the loss, a scalar in at least float32
+    "The loss, differentiable once by `z` and `weight`. Raises as a loss does."
+    others = as_peers_call(ref, ref_labels, self_index, tuples)
+    value = self.loss(*self.operands(z, labels, others))
+    return value[0].expand(len(z)) if value.ndim else value
 
 # %% ../../nbs/25_losses.proxies.ipynb #26788b56
 @patch

@@ -24,6 +24,7 @@ from statistics import quantiles
 
 from .check import extra_memory, write_bench
 from .core import check_number
+from .losses.catalogue import LOSSES
 
 # %% ../nbs/62_benchmark.ipynb #c59dd543
 @dataclass(frozen=True)
@@ -333,6 +334,18 @@ COMPARISONS.append(
         Side('dml_nb, two products', '', 'W() @ u + W().T @ u'),
         Side('dml_nb, sum made whole', '', '(W() + W().T) @ u'),
         Side('limit', '', 'W() @ u')), quick=(wide,), turns=9, memory=False))
+
+# %% ../nbs/62_benchmark.ipynb #63506e5b
+def beside_its_products(
+    name:str, # in `LOSSES`
+) -> Comparison:
+    "A step of a loss, and the products that it cannot do without."
+    setup = f'from dml_nb.losses.catalogue import LOSSES\nloss = LOSSES[{name!r}]()'
+    return Comparison('limit', name, (wide,), (
+        Side('dml_nb', setup, 'loss(z, y).backward()'), two_products), turns=5, memory=False)
+
+
+COMPARISONS += [beside_its_products(name) for name, entry in LOSSES.items() if not entry.needs]
 
 # %% ../nbs/62_benchmark.ipynb #c7936504
 def bench(

@@ -334,7 +334,7 @@ def print_speeds(
 def run_bench(
     what:Annotated[str, typer.Argument(
         help='losses, triplets, miners, transport, evaluation, training, scaling, engine, '
-             'or all.')] = 'all',
+             'limit, or all.')] = 'all',
     out:Annotated[str, typer.Option(
         help='Folder of the file for this kind of machine.')] = 'bench',
     json_:Annotated[bool, typer.Option(

@@ -181,7 +181,7 @@ _CHOSEN = {         # learning rates, and for few labels the weights, by the stu
                 'λ of few labels': 2., 'λ_u of few labels': 50.},
 }
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #3382ee00
 def _retrieval_recipe(
     name:str, # of a part of table 1
     lam:float,
@@ -532,7 +532,7 @@ def _table_rows(
         rows.append(row)
     return rows
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #2765b5c9
 def _ten_runs(
     figure:str, # 'figure4' or 'figure5'
     lam:float,
@@ -706,7 +706,7 @@ def _accuracy(
 def _of_trained(runs, key) -> np.ndarray: # (seeds,)
     return np.array([run['trained'][key] for run in runs])
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #09bcae3e
 def _of_both(test) -> dict: # data set -> differences
     "A test of one figure, on both sets of ten classes."
     return {_TITLES[figure]: test(figure) for figure in _TEN}
@@ -803,12 +803,12 @@ def _of_first_k(record) -> dict:
 def _of_positives(record) -> dict:
     return {_TITLES[name]: _gain(record, name, 'r_precision') for name in _SMALL}
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #d8998d4c
 def _claim(name, test, asks, **more) -> Claim:
     text, place = _QUOTES[name]
     return Claim('003', text, place, test, asks=asks, **more)
 
-# %% ../../nbs/73_papers.adapted.ipynb #0fa15372
+
 CLAIMS = [
     _claim('random', _of_random,
            'accuracy half-way between the untrained network and semi-hard triplets, less that of '

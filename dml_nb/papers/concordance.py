@@ -635,13 +635,10 @@ EXHIBITS = [
 ]
 
 # %% ../../nbs/74_papers.concordance.ipynb #db004936
-TOLERANCE = .01 # one point of mean average precision: what "comparable" and "little" may mean
-
-
 def _packed(
     results, # of `run`
 ) -> list: # of settings: recipe, seeds, and for each measure a list of as many numbers
-    "All runs, the seeds of a setting together, so that the file stays small."
+    "All runs, the seeds of a setting together."
     groups = {}
     for result in results:
         of_setting = groups.setdefault(key_of(result['recipe'], seed=False), {})
@@ -676,7 +673,7 @@ def _untrained(results) -> dict: # data -> what is found without training
             fresh[str(recipe['seed'])] = result['untrained']['map']
     return found
 
-
+# %% ../../nbs/74_papers.concordance.ipynb #523c324a
 def _scores(
     file:dict, # results
     data:str,
@@ -708,6 +705,9 @@ def _by_seed(
 
 def _minus(a, b) -> np.ndarray:
     return _by_seed(lambda x, y: x - y, a, b)
+
+# %% ../../nbs/74_papers.concordance.ipynb #cec413d0
+TOLERANCE = .01 # one point of mean average precision: what "comparable" and "little" may mean
 
 
 def _mean(scores:dict) -> float:
@@ -793,7 +793,7 @@ def beats_triplet_without_margin(file):
                          _scores(file, data, 'map', 'triplet', 0.))
             for data in FROZEN}
 
-
+# %% ../../nbs/74_papers.concordance.ipynb #027a6eec
 def _curve(file, data, loss, value, key) -> dict: # seed -> list of numbers over the passes
     found = {}
     for setting in file['settings']:
@@ -871,8 +871,6 @@ def discordance_is_larger(file):
     "The share of discordant triplets less L_e, over all training triplets."
     return {data: np.array([row['G train'] - row['L_e train'] for row in rows])
             for data, rows in _appendix_rows(file, 'trained model').items()}
-
-
 
 # %% ../../nbs/74_papers.concordance.ipynb #ee8e0e2c
 def _claim(text, place, asks, test, **settings):

@@ -561,7 +561,7 @@ def step_times(
                              rounds=[round(value, 3) for value in times]))
     return rows
 
-
+# %% ../../nbs/70_papers.dro.ipynb #74854fab
 def faster_than(
     slow:list, # methods: the fastest of these
     fast:list, # is slower than the slowest of these

@@ -217,7 +217,7 @@ CHOSEN = {
     },
 }
 
-
+# %% ../../nbs/71_papers.multisimilarity.ipynb #d58a63c5
 def make_recipe(
     data:str, # a key of `NAMES`
     method:str, # a key of `METHODS` or `OTHERS`
@@ -555,7 +555,7 @@ def mining_helps(record, key='recall@1'):
             found[f'{title}, {plain}'] = lead(runs, data, mined, plain, key)
     return found
 
-
+# %% ../../nbs/71_papers.multisimilarity.ipynb #3199e580
 def slope(
     values:list, # (n,) points by seed, for each place of the grid
     grid, # doubling numbers, or nearly so

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dml_nb.papers import dro
-from dml_nb.papers.exhibits import differs
+from dml_nb.papers.exhibits import by_recipe, differs, key_of
 
 root = Path(__file__).resolve().parents[1]
 data = os.environ.get('DML_NB_DATA')
@@ -48,8 +48,8 @@ def test_printed_numbers_stand_on_their_lines(name, text):
 
 def test_every_recipe_was_run(record):
     "What the exhibits ask for and what the file holds are the same runs"
-    asked = {dro.key_of(recipe) for name in dro.DATA for recipe in dro.flat_recipes(name)}
-    assert asked == dro.kept_runs(record).keys()
+    asked = {key_of(recipe) for name in dro.DATA for recipe in dro.flat_recipes(name)}
+    assert asked == by_recipe(record['runs']).keys()
 
 
 def named(row):
@@ -58,8 +58,8 @@ def named(row):
 
 def test_rows_are_those_of_the_runs(record):
     for name in dro.DATA:
-        of = {dro.key_of(recipe) for recipe in dro.flat_recipes(name)}
-        runs = [run for run in record['runs'] if dro.key_of(run['recipe']) in of]
+        of = {key_of(recipe) for recipe in dro.flat_recipes(name)}
+        runs = [run for run in record['runs'] if key_of(run['recipe']) in of]
         again = {named(row): row for row in dro.rows_of(name, runs)}
         for row in record['exhibits'][name]['rows']:
             for column, value in row.items():
@@ -72,5 +72,5 @@ def test_rows_are_those_of_the_runs(record):
 def test_a_cell_can_be_computed_again(record):
     "One run of table 1; on another machine sums are in another order"
     recipe = dro.recipes_of('table1')[dro.BIRDS, 'MS'][0]
-    kept = dro.kept_runs(record)[dro.key_of(recipe)]
+    kept = by_recipe(record['runs'])[key_of(recipe)]
     assert max(differs(kept).values()) < .01

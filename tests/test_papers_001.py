@@ -3,7 +3,6 @@ a number of the committed file recomputed from its recipe."""
 import json
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from dml_nb.experiment import run
-from dml_nb.papers.exhibits import differs
+from dml_nb.papers.exhibits import differs, made_up_birds, one_step
 from dml_nb.papers.multisimilarity import BIRDS, CARS, CLAIMS, DRAWINGS, EXHIBITS, larger
 
 RESULTS = Path(__file__).parent.parent/'results'/'papers'/'001.json'
@@ -71,17 +69,7 @@ def picture(path, seed):
 
 
 def made_birds(folder):
-    classes = {1: '001.A', 2: '002.B', 101: '101.C', 102: '102.D'}
-    items = [(i, number) for i, number in enumerate(sorted(classes) * 3)]
-    lists = {
-        'classes': [f'{number} {name}' for number, name in classes.items()],
-        'images': [f'{i} {classes[number]}/{i}.jpg' for i, number in items],
-        'image_class_labels': [f'{i} {number}' for i, number in items],
-    }
-    for name, lines in lists.items():
-        (folder/f'{name}.txt').write_text('\n'.join(lines))
-    for i, number in items:
-        picture(folder/'images'/classes[number]/f'{i}.jpg', i)
+    made_up_birds(folder, (1, 2, 101, 102), images=3)
 
 
 def made_cars(folder):
@@ -111,9 +99,7 @@ def test_papers_recipe_takes_a_step_on_the_official_layout(data, make, images, c
     make(tmp_path)
     recipe = larger('paper', data, 'MS', seeds=1)[0]
     assert (recipe.size, recipe.arch, recipe.lr) == (224, 'googlenet', 1e-5)
-    tiny = replace(recipe, data=f'{recipe.data}:{tmp_path}', weights=None, size=64, steps=1,
-                   classes=2, per_class=2)
-    found = run(tiny, device='cpu')
+    found = one_step(recipe, f'{recipe.data}:{tmp_path}', classes=2, per_class=2)
     part = dict(images=images, classes=classes)
     assert found['sizes'] == dict(train=part, valid=part)
     assert [each['step'] for each in found['curve']] == [1]

@@ -1,5 +1,6 @@
 "The page of the DCDL paper: its committed numbers come from its recipes."
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,33 +8,48 @@ import pytest
 
 from dml_nb.experiment import Recipe, run
 from dml_nb.papers import discrepancy
-from dml_nb.papers.exhibits import find_exhibits
+from dml_nb.papers.exhibits import by_recipe, find_exhibits, key_of, scores
 
 file = json.loads(
     (Path(__file__).parent.parent/'results/papers/002.json').read_text(encoding='utf-8'))
+
+papers = Path(os.environ.get('DML_NB_DATA', 'absent')).parent/'papers'
+texts = sorted(papers.glob('002_*.txt'))
+
+
+def plain(text):
+    "Without emphasis and white space, which copies of the text set differently"
+    return ''.join(text.replace('*', '').split())
+
+
+@pytest.mark.skipif(not texts, reason='the text of the paper does not lie beside the data')
+def test_claims_are_quoted():
+    text = plain(texts[0].read_text(encoding='utf-8'))
+    assert [claim.text for claim in discrepancy.CLAIMS if plain(claim.text) not in text] == []
 
 
 def test_a_committed_cell_can_be_computed_again():
     recipes = discrepancy._final('digits', 'Trip', 'L^W')
     again = run(recipes[0], discrepancy._small_images('digits'), device='cpu')
-    kept = discrepancy._values(file['runs'], recipes, 'probe')
+    runs = by_recipe(file['runs'])
+    kept = scores(runs, recipes, 'probe')
     assert abs(again['trained']['probe'] - kept[0]) < .005          # sums in another order
-    ranked = discrepancy._values(file['runs'], recipes, 'map@r')
+    ranked = scores(runs, recipes, 'map@r')
     assert abs(again['trained']['map@r'] - ranked[0]) < .006
     row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
     assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-3
 
 
 def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another():
-    runs = {discrepancy._key(run['recipe']) for run in file['runs']}
+    runs = by_recipe(file['runs'])
     for exhibit in discrepancy.EXHIBITS:
-        for recipe in discrepancy._recipes_of(discrepancy._cases_of(exhibit.name)):
-            assert discrepancy._key(recipe) in runs, (exhibit.name, recipe)
+        for recipe in discrepancy._small_recipes(exhibit):
+            assert key_of(recipe) in runs, (exhibit.name, recipe)
             assert recipe.part == 'test' and recipe.seed != discrepancy._CHOOSING_SEED
     for data in discrepancy._BASES:
         for local, term in discrepancy._methods(data):
             tries = discrepancy._try_recipes(data, local, term, discrepancy._CHOSEN[data])
-            assert len({discrepancy._key(one) for one in tries}) == len(tries) > 1
+            assert len({key_of(one) for one in tries}) == len(tries) > 1
             assert all(one.part == 'valid' and one.seed == discrepancy._CHOOSING_SEED
                        for one in tries)
 
@@ -58,6 +74,6 @@ def test_scales_of_small_sets_are_refused_and_official_ones_written_down():
         find_exhibits('002/table4')[0].reproduce('paper')
     for data in ('cifar10', 'stl10', 'cub200', 'cars196'):
         recipes = discrepancy.paper_recipes(data)
-        assert len(recipes) == 3 * 12 * 3 and len(set(map(discrepancy._key, recipes))) == 108
+        assert len(recipes) == 3 * 12 * 3 and len(set(map(key_of, recipes))) == 108
         assert all(isinstance(one, Recipe) and one.split == 'official' for one in recipes)
     assert find_exhibits('002/table5')[0].recipes('paper')[0].data == 'cub200'

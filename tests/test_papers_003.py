@@ -1,6 +1,7 @@
 "Recipes of the adapted triplet paper at its own scale, on made-up files in the official layouts."
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,23 @@ from PIL import Image
 
 from dml_nb.experiment import run
 from dml_nb.papers import adapted
+from dml_nb.papers.exhibits import made_up_birds, one_step
 
 RECORD = Path(__file__).parent.parent/'results'/'papers'/'003.json'
+
+papers = Path(os.environ.get('DML_NB_DATA', 'absent')).parent/'papers'
+texts = sorted(papers.glob('003_*.txt'))
+
+
+def plain(text):
+    "Without emphasis and white space, which copies of the text set differently"
+    return ''.join(text.replace('*', '').split())
+
+
+@pytest.mark.skipif(not texts, reason='the text of the paper does not lie beside the data')
+def test_claims_are_quoted():
+    text = plain(texts[0].read_text(encoding='utf-8'))
+    assert [claim.text for claim in adapted.CLAIMS if plain(claim.text) not in text] == []
 
 
 def paint(path, shade, seed):
@@ -21,16 +37,9 @@ def paint(path, shade, seed):
 
 
 def cub200(root):
-    "Two classes of training, 1 and 100, and two of test, four pictures each."
-    inner = root/'CUB_200_2011'
-    classes = {1: '001.A', 100: '100.B', 101: '101.C', 200: '200.D'}
-    rows = [(4 * place + k + 1, c) for place, c in enumerate(classes) for k in range(4)]
-    for i, c in rows:
-        paint(inner/'images'/classes[c]/f'{i}.jpg', c, i)
-    (inner/'classes.txt').write_text(''.join(f'{k} {c}\n' for k, c in classes.items()))
-    (inner/'images.txt').write_text(''.join(f'{i} {classes[c]}/{i}.jpg\n' for i, c in rows))
-    (inner/'image_class_labels.txt').write_text(''.join(f'{i} {c}\n' for i, c in rows))
-    return inner
+    "Two classes of training and two of test, four pictures each."
+    made_up_birds(root, (1, 100, 101, 200))
+    return root
 
 
 def sop(root):
@@ -68,9 +77,7 @@ def fashion_mnist(root):
 def test_a_step_at_the_scale_of_the_paper(tmp_path, name, data, make):
     recipes = adapted._table_recipes(name, 'paper')
     assert {recipe.data for recipe in recipes} == {data}
-    small = dict(size=64, weights=None, classes=2, per_class=2, steps=1)
-    recipe = replace(recipes[-1], data=f'{data}:{make(tmp_path)}', **small)
-    found = run(recipe)
+    found = one_step(recipes[-1], f'{data}:{make(tmp_path)}', classes=2, per_class=2)
     assert found['sizes']['train'] == dict(images=8, classes=2)
     assert 0 <= found['trained']['recall@1'] <= 1
 

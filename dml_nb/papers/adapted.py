@@ -19,7 +19,6 @@ Docs: https://dml-nb.github.io/dml_nb/papers.adapted.html.md"""
 __all__ = []
 
 # %% ../../nbs/73_papers.adapted.ipynb #4990374c
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -31,15 +30,13 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_samples
 from torch import Tensor
 
-from ..check import write_json
 from ..core import similarities, unit
 from ..data import ImageSet, load_data
 from ..experiment import (
-    Recipe, Shelf, cache_folder, fit, interval, recipe_callback, recipe_learner, recipe_loaders,
-    recipe_parts, reproducible, run_key, run_many, set_fields, sweep)
+    Recipe, Shelf, fit, interval, load_images, run_key, run_many, set_fields)
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
-from .exhibits import Claim, Exhibit, pick
+from .exhibits import Claim, Exhibit, kept, pick, ready
 from ..retrieval import evaluate
 from ..samplers import ClassBatchSampler
 
@@ -184,7 +181,7 @@ _CHOSEN = {         # learning rates, and for few labels the weights, by the stu
                 'λ of few labels': 2., 'λ_u of few labels': 50.},
 }
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #3382ee00
 def _retrieval_recipe(
     name:str, # of a part of table 1
     lam:float,
@@ -297,8 +294,7 @@ def _few_images(
     test:int=100, # of each class, where there are so many
 ) -> ImageSet: # with a split into 'train' and 'test'
     "A part of the pictures, drawn by the seed; tests come from the official test pictures."
-    options = {} if recipe.size is None else dict(size=recipe.size)
-    images = load_data(recipe.data, **options)
+    images = load_images(recipe)
     rng = np.random.default_rng(recipe.seed)
     split = images.split
     if split is None:                       # the digits: a fixed half of each class is for tests
@@ -382,20 +378,15 @@ def _watched(
     images:ImageSet=None, # what it names, or a part of it
 ) -> tuple: # dict of JSON values; (N, D) embeddings of the test pictures; their labels
     "Train it, and look at the accuracy after each pass."
-    with reproducible(recipe):
-        (train, test), _ = recipe_parts(recipe, Shelf(images), 'cpu')
-        dls = recipe_loaders(recipe, train, test, 'cpu')
-        classes = len(set(train.labels.tolist()) - {-1})
+    with ready(recipe, Shelf(images)) as (learn, train, test):
         looks = _Looks(train, test)
-        watcher = recipe_callback(recipe, classes)
-        learn = recipe_learner(recipe, dls, classes, [looks] + [watcher] * (watcher is not None))
-        before = learn.embed(test)[0]
-        untrained = _accuracies(learn.embed(train), (before, torch.as_tensor(test.labels)))
+        learn.add_cb(looks)
+        before, labels = learn.embed(test)
+        untrained = _accuracies(learn.embed(train), (before, labels))
         start = time.process_time()
-        with learn.no_logging():
-            fit(recipe, learn)
+        fit(recipe, learn)
         seconds = time.process_time() - start
-        z, labels = learn.embed(test)
+        z, _ = learn.embed(test)
     facts = dict(recipe=set_fields(recipe), untrained=untrained, curve=looks.curve,
                  trained=_facts(z, labels, recipe.seed), seconds=seconds)
     return facts, before, z, labels
@@ -460,10 +451,7 @@ def _forever(sampler):
 _SHIFT_TITLES = dict(digits='digits', fashion_mnist='Fashion-MNIST', omniglot='Omniglot')
 
 
-def _bias_rows(
-    scale:str='small',
-    folder=None, # not needed: nothing is trained
-) -> list:
+def _bias_rows() -> list:
     "The bias of three selections on pixels, seed by seed."
     rows = []
     kinds = dict(random=RandomTriplets(), semi_hard=SemiHard(), hardest=HardTriplets())
@@ -481,7 +469,7 @@ def _bias_rows(
     return rows
 
 # %% ../../nbs/73_papers.adapted.ipynb #58dddb6d
-def _kept(
+def _watched_run(
     recipe:Recipe,
     folder, # of finished runs
     pictures:bool=False, # also a t-SNE and neighbours
@@ -493,13 +481,14 @@ def _kept(
     drawn = path.with_name(f'{path.stem}_pictures.json')
     if pictures or drawn.is_file():
         path = drawn                                            # has all of the other
-    if not path.is_file():
+
+    def watch():
         facts, before, z, labels = _watched(recipe, _few_images(recipe, train))
         if pictures:
             facts['pictures'] = _pictures(before, z, labels, recipe.seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, facts)
-    found = json.loads(path.read_text(encoding='utf-8'))
+        return facts
+
+    found = kept(path, watch)
     names = ['recipe', 'untrained', 'curve', 'trained', 'seconds', 'pictures']
     return {name: found[name] for name in names if name in found}
 
@@ -515,6 +504,10 @@ def _pictures(before, after, labels, seed, shown=400) -> dict:
 # %% ../../nbs/73_papers.adapted.ipynb #22732bc4
 def _name_of(lam) -> str: # as the paper names the rows of table 1
     return f'Adapted (λ = {lam:g})' if lam else 'Original (λ = 0)'
+
+
+def _curve_name(lam) -> str: # as the figures name the losses
+    return f'adapted, λ = {lam:g}' if lam else 'original'
 
 
 def _printed_rows(name) -> list:
@@ -539,18 +532,17 @@ def _table_rows(
         rows.append(row)
     return rows
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #2765b5c9
 def _ten_runs(
     figure:str, # 'figure4' or 'figure5'
     lam:float,
     scale:str,
     folder, # of finished runs
-    **changes, # further arguments of `_ten_recipe`
-) -> list: # as `_kept`
+) -> list: # as `_watched_run`
     "Five seeds at scale small, one beyond, on all pictures."
     if scale == 'small':
-        return [_kept(_ten_recipe(figure, lam, seed, **changes), folder) for seed in range(5)]
-    return [_watched(_ten_recipe(figure, lam, 0, scale, **changes))[0]]
+        return [_watched_run(_ten_recipe(figure, lam, seed), folder) for seed in range(5)]
+    return [_watched(_ten_recipe(figure, lam, 0, scale))[0]]
 
 
 def _curve_rows(
@@ -563,7 +555,7 @@ def _curve_rows(
     for lam in (0., 2.):
         curves = [each['curve'] for each in _ten_runs(figure, lam, scale, folder)]
         accuracy = np.array(curves)[:, :, 1]                        # (seeds, looks)
-        row = {'loss': 'adapted, λ = 2' if lam else 'original'}
+        row = {'loss': _curve_name(lam)}
         for tenth in (2, 4, 6, 8, 10):
             look = accuracy.shape[1] * tenth // 10 - 1
             row[f'at {10 * tenth} % of the iterations'] = interval(accuracy[:, look])
@@ -592,7 +584,7 @@ def _separation_rows(
     rows = []
     for lam in (0., 2.):
         runs = _ten_runs('figure4', lam, scale, folder)
-        row = {'loss': 'adapted, λ = 2' if lam else 'original'}
+        row = {'loss': _curve_name(lam)}
         for key in ('separation of the worst class', 'spread of separations'):
             row[key] = interval([run['trained'][key] for run in runs])
         rows.append(row)
@@ -608,7 +600,7 @@ def _neighbour_rows(
     for lam in (0., 2.):
         runs = _ten_runs('figure5', lam, scale, folder)
         right = interval([run['trained']['precision@10'] for run in runs])
-        rows.append({'loss': 'adapted, λ = 2' if lam else 'original', 'right among ten': right})
+        rows.append({'loss': _curve_name(lam), 'right among ten': right})
     return rows
 
 
@@ -714,7 +706,7 @@ def _accuracy(
 def _of_trained(runs, key) -> np.ndarray: # (seeds,)
     return np.array([run['trained'][key] for run in runs])
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #09bcae3e
 def _of_both(test) -> dict: # data set -> differences
     "A test of one figure, on both sets of ten classes."
     return {_TITLES[figure]: test(figure) for figure in _TEN}
@@ -811,12 +803,12 @@ def _of_first_k(record) -> dict:
 def _of_positives(record) -> dict:
     return {_TITLES[name]: _gain(record, name, 'r_precision') for name in _SMALL}
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #d8998d4c
 def _claim(name, test, asks, **more) -> Claim:
     text, place = _QUOTES[name]
     return Claim('003', text, place, test, asks=asks, **more)
 
-# %% ../../nbs/73_papers.adapted.ipynb #0fa15372
+
 CLAIMS = [
     _claim('random', _of_random,
            'accuracy half-way between the untrained network and semi-hard triplets, less that of '
@@ -853,7 +845,7 @@ def _tune_table(
         arm = 'adapted' if each['recipe']['options']['lam'] else 'original'
         of_arm = tries.setdefault(arm, {}).setdefault(each['recipe']['lr'], [])
         of_arm.append(each['trained']['map@r'])
-    return {arm: _best(found) for arm, found in tries.items()}, results, tries
+    return {arm: _best(found) for arm, found in tries.items()}, tries
 
 
 def _tune_ten(
@@ -865,7 +857,7 @@ def _tune_ten(
     for recipe in _ten_tuning(figure, arms):
         options = recipe.options
         arm = _arm(options.get('lam', 0.), options['reduction'], options.get('select'))
-        runs.append(_kept(recipe, folder))
+        runs.append(_watched_run(recipe, folder))
         tries.setdefault(arm, {}).setdefault(recipe.lr, []).append(runs[-1]['curve'][-1][1])
     return {arm: _best(found) for arm, found in tries.items()}, runs, tries
 
@@ -879,13 +871,13 @@ def _tune_few_labels(
         lam_u = recipe.callback_options.get('unlabelled', 0.)
         arm, weight = (('λ_u of few labels', lam_u) if lam_u else
                        ('λ of few labels', recipe.options['lam']))
-        runs.append(_kept(recipe, folder))
+        runs.append(_watched_run(recipe, folder))
         tries[arm].setdefault(weight, []).append(runs[-1]['curve'][-1][1])
     return {arm: _best(found) for arm, found in tries.items()}, runs, tries
 
 
 def _plain(
-    run:dict, # as `_kept`
+    run:dict, # as `_watched_run`
     **facts, # of its arm
 ) -> dict: # without recipe and pictures, rounded: what the file of results keeps
     curve = np.array(run['curve']).round(5).tolist()

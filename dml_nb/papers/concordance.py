@@ -16,7 +16,6 @@ Docs: https://dml-nb.github.io/dml_nb/papers.concordance.html.md"""
 __all__ = []
 
 # %% ../../nbs/74_papers.concordance.ipynb #9dd17530
-import json
 import math
 from dataclasses import replace
 
@@ -26,149 +25,148 @@ from scipy.stats import spearmanr
 
 from ..core import unit
 from ..data import load_data
-from ..experiment import (
-    Recipe, Shelf, fit, interval, recipe_learner, recipe_loaders, recipe_parts, reproducible)
+from ..experiment import Recipe, Shelf, fit, interval
 from ..losses.concordance import CIT, concordance, generalization_bound
-from .exhibits import Claim, Exhibit, slim
+from .exhibits import Claim, Exhibit, key_of, printed_rows, ready, slim
 
 # %% ../../nbs/74_papers.concordance.ipynb #3bd21d7d
 TABLE_1 = """
-triplet 0.01 CNN 95.58 98.28 98.87 89.08 67.05
-triplet 0.05 CNN 95.75 98.52 98.87 89.26 67.48
-triplet 0.1 CNN 95.75 98.49 98.99 89.19 66.65
-angular 20 CNN 95.61 98.37 99.08 89.74 69.56
-angular 40 CNN 94.98 98.13 99.05 87.29 62.75
-angular 60 CNN 67.87 84.02 89.54 61.87 36.15
-centroid_triplet 0.01 CNN 95.52 98.37 98.90 88.68 66.11
-centroid_triplet 0.05 CNN 95.61 98.31 99.02 89.05 66.28
-centroid_triplet 0.1 CNN 95.16 98.22 98.96 88.65 66.27
-circle 0.1 CNN 92.10 96.82 97.60 81.84 52.83
-circle 0.4 CNN 91.18 96.59 97.71 79.65 48.91
-circle 0.6 CNN 93.05 97.54 98.40 82.37 52.97
-soft_triple - CNN 95.43 98.34 98.87 88.66 66.04
-cit - CNN 95.87 98.22 98.93 89.41 68.27
-triplet 0.01 ViT 93.62 98.10 99.08 85.07 58.88
-triplet 0.05 ViT 94.06 98.40 99.11 85.87 60.74
-triplet 0.1 ViT 93.68 98.01 99.17 86.02 61.94
-angular 20 ViT 93.47 97.71 98.57 85.35 60.70
-angular 40 ViT 91.95 96.47 97.86 80.68 52.74
-angular 60 ViT 90.38 96.26 97.65 78.95 51.01
-centroid_triplet 0.01 ViT 92.19 97.71 98.96 81.75 51.91
-centroid_triplet 0.05 ViT 92.58 97.60 98.96 82.27 52.87
-centroid_triplet 0.1 ViT 93.38 97.98 98.93 83.00 54.31
-circle 0.1 ViT 87.68 93.88 95.46 72.80 42.64
-circle 0.4 ViT 93.32 97.71 98.46 85.13 61.62
-circle 0.6 ViT 92.37 97.92 98.93 80.90 49.63
-soft_triple - ViT 91.81 97.51 98.78 80.69 50.00
-cit - ViT 93.88 97.74 98.93 86.23 61.88
+triplet 0.01 CNN: 95.58 98.28 98.87 89.08 67.05
+triplet 0.05 CNN: 95.75 98.52 98.87 89.26 67.48
+triplet 0.1 CNN: 95.75 98.49 98.99 89.19 66.65
+angular 20 CNN: 95.61 98.37 99.08 89.74 69.56
+angular 40 CNN: 94.98 98.13 99.05 87.29 62.75
+angular 60 CNN: 67.87 84.02 89.54 61.87 36.15
+centroid_triplet 0.01 CNN: 95.52 98.37 98.90 88.68 66.11
+centroid_triplet 0.05 CNN: 95.61 98.31 99.02 89.05 66.28
+centroid_triplet 0.1 CNN: 95.16 98.22 98.96 88.65 66.27
+circle 0.1 CNN: 92.10 96.82 97.60 81.84 52.83
+circle 0.4 CNN: 91.18 96.59 97.71 79.65 48.91
+circle 0.6 CNN: 93.05 97.54 98.40 82.37 52.97
+soft_triple - CNN: 95.43 98.34 98.87 88.66 66.04
+cit - CNN: 95.87 98.22 98.93 89.41 68.27
+triplet 0.01 ViT: 93.62 98.10 99.08 85.07 58.88
+triplet 0.05 ViT: 94.06 98.40 99.11 85.87 60.74
+triplet 0.1 ViT: 93.68 98.01 99.17 86.02 61.94
+angular 20 ViT: 93.47 97.71 98.57 85.35 60.70
+angular 40 ViT: 91.95 96.47 97.86 80.68 52.74
+angular 60 ViT: 90.38 96.26 97.65 78.95 51.01
+centroid_triplet 0.01 ViT: 92.19 97.71 98.96 81.75 51.91
+centroid_triplet 0.05 ViT: 92.58 97.60 98.96 82.27 52.87
+centroid_triplet 0.1 ViT: 93.38 97.98 98.93 83.00 54.31
+circle 0.1 ViT: 87.68 93.88 95.46 72.80 42.64
+circle 0.4 ViT: 93.32 97.71 98.46 85.13 61.62
+circle 0.6 ViT: 92.37 97.92 98.93 80.90 49.63
+soft_triple - ViT: 91.81 97.51 98.78 80.69 50.00
+cit - ViT: 93.88 97.74 98.93 86.23 61.88
 """
 TABLE_2 = """
-triplet - CNN 90.85 96.84 98.32 51.08 93.37 97.80 98.52 78.47
-angular - CNN 89.36 96.70 97.97 43.12 90.34 95.91 97.00 71.71
-centroid_triplet - CNN 89.40 96.90 98.03 42.56 93.75 97.87 98.56 79.17
-circle - CNN 87.05 95.93 97.27 41.26 87.81 94.90 96.51 70.00
-soft_triple - CNN 90.05 97.04 98.16 43.95 93.49 97.91 98.64 78.87
-cit - CNN 90.87 97.63 98.55 46.18 93.68 97.76 98.59 78.93
-triplet - ViT 86.55 95.94 97.81 39.14 92.09 97.37 98.26 73.44
-angular - ViT 86.94 96.74 98.13 39.75 91.74 97.05 97.87 72.78
-centroid_triplet - ViT 86.93 97.04 98.71 38.52 91.50 97.43 98.30 73.13
-circle - ViT 81.55 94.35 96.68 36.67 92.73 97.66 98.32 76.97
-soft_triple - ViT 87.09 96.83 98.61 36.96 91.10 97.02 98.00 71.12
-cit - ViT 88.54 96.32 98.00 43.57 92.73 98.03 98.67 76.62
+triplet - CNN: 90.85 96.84 98.32 51.08 93.37 97.80 98.52 78.47
+angular - CNN: 89.36 96.70 97.97 43.12 90.34 95.91 97.00 71.71
+centroid_triplet - CNN: 89.40 96.90 98.03 42.56 93.75 97.87 98.56 79.17
+circle - CNN: 87.05 95.93 97.27 41.26 87.81 94.90 96.51 70.00
+soft_triple - CNN: 90.05 97.04 98.16 43.95 93.49 97.91 98.64 78.87
+cit - CNN: 90.87 97.63 98.55 46.18 93.68 97.76 98.59 78.93
+triplet - ViT: 86.55 95.94 97.81 39.14 92.09 97.37 98.26 73.44
+angular - ViT: 86.94 96.74 98.13 39.75 91.74 97.05 97.87 72.78
+centroid_triplet - ViT: 86.93 97.04 98.71 38.52 91.50 97.43 98.30 73.13
+circle - ViT: 81.55 94.35 96.68 36.67 92.73 97.66 98.32 76.97
+soft_triple - ViT: 87.09 96.83 98.61 36.96 91.10 97.02 98.00 71.12
+cit - ViT: 88.54 96.32 98.00 43.57 92.73 98.03 98.67 76.62
 """
 TABLE_3 = """
-cit 0.1 CNN 95.72 98.69 99.23 89.51 93.14 97.76 98.43 78.68
-cit 0.2 CNN 95.25 98.16 98.93 88.92 93.71 97.98 98.54 78.97
-cit 0.5 CNN 95.34 98.28 98.99 88.78 93.60 97.83 98.52 79.09
-cit 0.8 CNN 95.34 98.52 99.05 88.88 93.60 97.78 98.51 78.89
-cit 1.0 CNN 95.87 98.22 98.93 89.41 93.68 97.76 98.59 78.93
-cit 0.1 ViT 93.74 97.86 99.02 86.09 92.76 98.02 98.40 76.64
-cit 0.2 ViT 93.53 97.60 98.72 85.64 92.28 97.57 98.39 75.43
-cit 0.5 ViT 93.53 97.57 98.66 85.88 92.11 97.48 98.29 75.85
-cit 0.8 ViT 93.71 97.74 98.75 86.06 92.21 97.66 98.45 75.41
-cit 1.0 ViT 93.88 97.74 98.93 86.23 92.73 98.03 98.67 76.62
+cit 0.1 CNN: 95.72 98.69 99.23 89.51 93.14 97.76 98.43 78.68
+cit 0.2 CNN: 95.25 98.16 98.93 88.92 93.71 97.98 98.54 78.97
+cit 0.5 CNN: 95.34 98.28 98.99 88.78 93.60 97.83 98.52 79.09
+cit 0.8 CNN: 95.34 98.52 99.05 88.88 93.60 97.78 98.51 78.89
+cit 1.0 CNN: 95.87 98.22 98.93 89.41 93.68 97.76 98.59 78.93
+cit 0.1 ViT: 93.74 97.86 99.02 86.09 92.76 98.02 98.40 76.64
+cit 0.2 ViT: 93.53 97.60 98.72 85.64 92.28 97.57 98.39 75.43
+cit 0.5 ViT: 93.53 97.57 98.66 85.88 92.11 97.48 98.29 75.85
+cit 0.8 ViT: 93.71 97.74 98.75 86.06 92.21 97.66 98.45 75.41
+cit 1.0 ViT: 93.88 97.74 98.93 86.23 92.73 98.03 98.67 76.62
 """
 
 # %% ../../nbs/74_papers.concordance.ipynb #1cbe85fb
 TABLE_4 = """
-triplet - CNN 92.73 98.87 64.07 74.00 80.20 92.77 67.89 80.23
-angular - CNN 88.07 98.57 65.30 67.93 80.80 93.05 77.54 82.03
-centroid_triplet - CNN 95.37 97.97 53.77 74.33 81.24 93.04 72.97 84.69
-circle - CNN 91.43 98.27 51.27 73.13 80.82 92.93 79.03 83.97
-soft_triple - CNN 92.57 98.17 56.30 70.20 81.75 93.08 80.37 83.00
-cit - CNN 91.67 98.33 71.37 74.70 82.23 93.24 76.09 84.46
+triplet - CNN: 92.73 98.87 64.07 74.00 80.20 92.77 67.89 80.23
+angular - CNN: 88.07 98.57 65.30 67.93 80.80 93.05 77.54 82.03
+centroid_triplet - CNN: 95.37 97.97 53.77 74.33 81.24 93.04 72.97 84.69
+circle - CNN: 91.43 98.27 51.27 73.13 80.82 92.93 79.03 83.97
+soft_triple - CNN: 92.57 98.17 56.30 70.20 81.75 93.08 80.37 83.00
+cit - CNN: 91.67 98.33 71.37 74.70 82.23 93.24 76.09 84.46
 """
 TABLE_5 = """
-triplet - ViT 87.13 97.80 56.63 62.90 67.01 87.96 54.94 69.63
-angular - ViT 86.00 98.53 40.30 53.17 68.02 88.43 49.54 76.57
-centroid_triplet - ViT 87.07 97.57 35.10 41.67 68.49 88.62 39.06 73.54
-circle - ViT 91.17 98.03 42.83 49.70 68.10 88.23 59.29 70.43
-soft_triple - ViT 91.50 98.30 50.50 63.33 70.40 88.74 42.00 75.46
-cit - ViT 83.77 98.53 51.93 58.70 72.45 90.43 60.89 65.40
+triplet - ViT: 87.13 97.80 56.63 62.90 67.01 87.96 54.94 69.63
+angular - ViT: 86.00 98.53 40.30 53.17 68.02 88.43 49.54 76.57
+centroid_triplet - ViT: 87.07 97.57 35.10 41.67 68.49 88.62 39.06 73.54
+circle - ViT: 91.17 98.03 42.83 49.70 68.10 88.23 59.29 70.43
+soft_triple - ViT: 91.50 98.30 50.50 63.33 70.40 88.74 42.00 75.46
+cit - ViT: 83.77 98.53 51.93 58.70 72.45 90.43 60.89 65.40
 """
 TABLE_6 = """
-triplet - both 99.37 93.97 98.23 94.93 99.27 92.12 98.25 92.90
-angular - both 99.10 93.65 98.27 94.80 99.07 91.50 98.24 92.30
-centroid_triplet - both 99.30 94.25 98.52 94.83 99.40 92.77 98.28 93.39
-circle - both 99.35 94.22 98.32 93.99 99.26 92.63 98.35 93.19
-soft_triple - both 99.37 94.52 98.28 95.19 99.35 93.07 97.99 93.27
-cit - both 99.40 94.57 98.40 94.76 99.37 93.18 98.39 93.34
+triplet - both: 99.37 93.97 98.23 94.93 99.27 92.12 98.25 92.90
+angular - both: 99.10 93.65 98.27 94.80 99.07 91.50 98.24 92.30
+centroid_triplet - both: 99.30 94.25 98.52 94.83 99.40 92.77 98.28 93.39
+circle - both: 99.35 94.22 98.32 93.99 99.26 92.63 98.35 93.19
+soft_triple - both: 99.37 94.52 98.28 95.19 99.35 93.07 97.99 93.27
+cit - both: 99.40 94.57 98.40 94.76 99.37 93.18 98.39 93.34
 """
 TABLE_7 = """
-triplet 0.0 CNN 95.64 88.73 66.60 44.37 95.59
-triplet 0.01 CNN 95.58 89.08 67.05 44.45 95.56
-triplet 0.05 CNN 95.75 89.26 67.48 44.44 95.69
-triplet 0.1 CNN 95.75 89.19 66.65 43.83 95.50
-triplet 0.5 CNN 95.40 88.78 66.46 45.86 95.57
-triplet 1.0 CNN 95.37 88.73 66.64 49.08 95.62
-centroid_triplet 0.0 CNN 95.81 88.77 66.32 44.02 95.54
-centroid_triplet 0.01 CNN 95.52 88.68 66.11 44.54 95.55
-centroid_triplet 0.05 CNN 95.61 89.05 66.28 44.84 95.61
-centroid_triplet 0.1 CNN 95.16 88.65 66.27 46.90 95.51
-centroid_triplet 0.5 CNN 95.43 88.79 67.07 44.81 95.51
-centroid_triplet 1.0 CNN 95.64 88.74 66.24 44.10 95.65
-cit - CNN 95.87 89.41 68.27 43.62 95.70
-triplet 0.0 ViT 93.56 84.76 57.45 38.00 95.15
-triplet 0.01 ViT 93.62 85.07 58.88 38.18 95.19
-triplet 0.05 ViT 94.06 85.87 60.74 36.25 95.32
-triplet 0.1 ViT 93.68 86.02 61.94 36.96 95.19
-triplet 0.5 ViT 93.82 84.76 60.60 36.86 95.27
-triplet 1.0 ViT 93.68 84.64 58.81 37.95 95.20
-centroid_triplet 0.0 ViT 92.37 81.79 51.82 51.79 95.01
-centroid_triplet 0.01 ViT 92.19 81.75 51.91 54.50 95.08
-centroid_triplet 0.05 ViT 92.58 82.27 52.87 47.84 95.11
-centroid_triplet 0.1 ViT 93.38 83.00 54.31 38.24 95.06
-centroid_triplet 0.5 ViT 92.99 84.62 60.03 48.71 95.31
-centroid_triplet 1.0 ViT 93.47 84.16 58.44 46.43 95.22
-cit - ViT 93.88 86.23 61.88 36.65 95.38
+triplet 0.0 CNN: 95.64 88.73 66.60 44.37 95.59
+triplet 0.01 CNN: 95.58 89.08 67.05 44.45 95.56
+triplet 0.05 CNN: 95.75 89.26 67.48 44.44 95.69
+triplet 0.1 CNN: 95.75 89.19 66.65 43.83 95.50
+triplet 0.5 CNN: 95.40 88.78 66.46 45.86 95.57
+triplet 1.0 CNN: 95.37 88.73 66.64 49.08 95.62
+centroid_triplet 0.0 CNN: 95.81 88.77 66.32 44.02 95.54
+centroid_triplet 0.01 CNN: 95.52 88.68 66.11 44.54 95.55
+centroid_triplet 0.05 CNN: 95.61 89.05 66.28 44.84 95.61
+centroid_triplet 0.1 CNN: 95.16 88.65 66.27 46.90 95.51
+centroid_triplet 0.5 CNN: 95.43 88.79 67.07 44.81 95.51
+centroid_triplet 1.0 CNN: 95.64 88.74 66.24 44.10 95.65
+cit - CNN: 95.87 89.41 68.27 43.62 95.70
+triplet 0.0 ViT: 93.56 84.76 57.45 38.00 95.15
+triplet 0.01 ViT: 93.62 85.07 58.88 38.18 95.19
+triplet 0.05 ViT: 94.06 85.87 60.74 36.25 95.32
+triplet 0.1 ViT: 93.68 86.02 61.94 36.96 95.19
+triplet 0.5 ViT: 93.82 84.76 60.60 36.86 95.27
+triplet 1.0 ViT: 93.68 84.64 58.81 37.95 95.20
+centroid_triplet 0.0 ViT: 92.37 81.79 51.82 51.79 95.01
+centroid_triplet 0.01 ViT: 92.19 81.75 51.91 54.50 95.08
+centroid_triplet 0.05 ViT: 92.58 82.27 52.87 47.84 95.11
+centroid_triplet 0.1 ViT: 93.38 83.00 54.31 38.24 95.06
+centroid_triplet 0.5 ViT: 92.99 84.62 60.03 48.71 95.31
+centroid_triplet 1.0 ViT: 93.47 84.16 58.44 46.43 95.22
+cit - ViT: 93.88 86.23 61.88 36.65 95.38
 """
 TABLE_8 = """
-triplet 0.0 CNN 93.53 78.21 61.71 47.99 94.48
-triplet 0.01 CNN 93.44 78.60 62.34 47.83 94.47
-triplet 0.05 CNN 93.37 78.47 62.58 47.91 94.54
-triplet 0.1 CNN 93.66 78.36 62.09 47.63 94.51
-triplet 0.5 CNN 93.39 78.61 62.40 48.85 94.54
-triplet 1.0 CNN 93.37 78.07 61.57 50.31 94.39
-centroid_triplet 0.0 CNN 93.44 78.73 62.37 48.72 94.53
-centroid_triplet 0.01 CNN 93.37 78.33 61.88 50.45 94.45
-centroid_triplet 0.05 CNN 93.75 79.17 62.87 46.64 94.62
-centroid_triplet 0.1 CNN 93.44 78.27 61.87 48.33 94.51
-centroid_triplet 0.5 CNN 93.57 78.33 61.92 48.31 94.46
-centroid_triplet 1.0 CNN 93.61 78.43 62.12 48.09 94.49
-cit - CNN 93.68 78.93 62.92 46.76 94.58
-triplet 0.0 ViT 92.31 74.84 56.50 40.00 93.59
-triplet 0.01 ViT 92.52 75.97 57.95 37.81 93.93
-triplet 0.05 ViT 92.09 73.44 55.62 39.66 93.81
-triplet 0.1 ViT 92.70 76.58 59.19 37.62 93.93
-triplet 0.5 ViT 92.55 75.84 58.64 38.99 93.85
-triplet 1.0 ViT 92.45 74.50 56.82 38.33 93.59
-centroid_triplet 0.0 ViT 91.35 72.43 53.40 39.54 93.12
-centroid_triplet 0.01 ViT 91.49 72.63 53.63 38.99 93.19
-centroid_triplet 0.05 ViT 91.50 73.13 54.40 38.49 93.30
-centroid_triplet 0.1 ViT 91.67 74.08 55.52 38.40 93.50
-centroid_triplet 0.5 ViT 92.64 75.43 58.01 38.16 93.75
-centroid_triplet 1.0 ViT 92.47 74.65 56.91 38.37 93.64
-cit - ViT 92.73 76.62 59.83 37.51 93.94
+triplet 0.0 CNN: 93.53 78.21 61.71 47.99 94.48
+triplet 0.01 CNN: 93.44 78.60 62.34 47.83 94.47
+triplet 0.05 CNN: 93.37 78.47 62.58 47.91 94.54
+triplet 0.1 CNN: 93.66 78.36 62.09 47.63 94.51
+triplet 0.5 CNN: 93.39 78.61 62.40 48.85 94.54
+triplet 1.0 CNN: 93.37 78.07 61.57 50.31 94.39
+centroid_triplet 0.0 CNN: 93.44 78.73 62.37 48.72 94.53
+centroid_triplet 0.01 CNN: 93.37 78.33 61.88 50.45 94.45
+centroid_triplet 0.05 CNN: 93.75 79.17 62.87 46.64 94.62
+centroid_triplet 0.1 CNN: 93.44 78.27 61.87 48.33 94.51
+centroid_triplet 0.5 CNN: 93.57 78.33 61.92 48.31 94.46
+centroid_triplet 1.0 CNN: 93.61 78.43 62.12 48.09 94.49
+cit - CNN: 93.68 78.93 62.92 46.76 94.58
+triplet 0.0 ViT: 92.31 74.84 56.50 40.00 93.59
+triplet 0.01 ViT: 92.52 75.97 57.95 37.81 93.93
+triplet 0.05 ViT: 92.09 73.44 55.62 39.66 93.81
+triplet 0.1 ViT: 92.70 76.58 59.19 37.62 93.93
+triplet 0.5 ViT: 92.55 75.84 58.64 38.99 93.85
+triplet 1.0 ViT: 92.45 74.50 56.82 38.33 93.59
+centroid_triplet 0.0 ViT: 91.35 72.43 53.40 39.54 93.12
+centroid_triplet 0.01 ViT: 91.49 72.63 53.63 38.99 93.19
+centroid_triplet 0.05 ViT: 91.50 73.13 54.40 38.49 93.30
+centroid_triplet 0.1 ViT: 91.67 74.08 55.52 38.40 93.50
+centroid_triplet 0.5 ViT: 92.64 75.43 58.01 38.16 93.75
+centroid_triplet 1.0 ViT: 92.47 74.65 56.91 38.37 93.64
+cit - ViT: 92.73 76.62 59.83 37.51 93.94
 """
 
 # %% ../../nbs/74_papers.concordance.ipynb #03831d9b
@@ -177,16 +175,8 @@ def _rows(
     *columns, # names of the numbers
 ) -> list: # of dictionaries: loss, value, network, and the columns
     "A printed table as data; `value` is None where the paper prints no margin."
-    rows = []
-    for line in text.split('\n'):
-        if not line:
-            continue
-        loss, value, network, *numbers = line.split()
-        assert len(numbers) == len(columns), line
-        value = None if value == '-' else float(value)
-        rows.append(dict(loss=loss, value=value, network=network)
-                    | dict(zip(columns, map(float, numbers))))
-    return rows
+    return [row | dict(value=None if row['value'] == '-' else float(row['value']))
+            for row in printed_rows(text, columns, 'loss value network')]
 
 
 def _of_sets(
@@ -429,7 +419,7 @@ def _curve_rows(
     settings, # (loss, value) pairs
     *columns, # of the curve ('objective' is its loss), or of the callback's history
 ):
-    "A function of results: for each data set, setting and step the means over seeds."
+    "Recipes and rows of an exhibit: for each data set, setting and step the means over seeds."
     def rows(results):
         groups = {}
         for result in results:
@@ -538,29 +528,19 @@ def _fixed_model(data) -> list:
     return found
 
 
-def _embeddings(
-    recipe:Recipe,
-    shelf:Shelf,
-) -> list: # (z, labels) of the training and of the held-out images
-    with reproducible(recipe):
-        (train, valid), _ = recipe_parts(recipe, shelf, torch.device('cpu'))
-        loaders = recipe_loaders(recipe, train, valid, torch.device('cpu'))
-        learn = recipe_learner(recipe, loaders, len(np.unique(train.labels)), [])
-        fit(recipe, learn)
-        return [learn.embed(images) for images in (train, valid)]
-
-
 def _trained_model(data, gamma, seed, shelf) -> dict:
     "Both terms of the loss and the discordance, on training and on held-out images of its classes."
     recipe = replace(_base(data), loss='cit', options=dict(gamma=gamma), split='image', valid=0.,
                      seed=seed)
     row = dict(kind='trained model', data=data, gamma=gamma, seed=seed)
-    parts = _embeddings(recipe, shelf)
-    for name, (z, labels) in zip(('train', 'held out'), parts):
+    with ready(recipe, shelf) as (learn, *parts):
+        fit(recipe, learn)
+        found = [learn.embed(images) for images in parts]
+    for name, (z, labels) in zip(('train', 'held out'), found):
         row[f'L_e {name}'] = float(CIT(1.)(z, labels))
         row[f'L_p {name}'] = float(CIT(0.)(z, labels))
         row[f'G {name}'] = concordance(z, labels).discordance
-    labels = parts[0][1]
+    labels = found[0][1]
     for name in ('printed', 'corrected'):
         bound = generalization_bound(0., labels, delta=DELTA, printed=name == 'printed')
         row[f'{name} term'], row[f'{name} size'] = bound.confidence, bound.size
@@ -655,24 +635,22 @@ EXHIBITS = [
 ]
 
 # %% ../../nbs/74_papers.concordance.ipynb #db004936
-TOLERANCE = .01 # one point of mean average precision: what "comparable" and "little" may mean
-
-
 def _packed(
     results, # of `run`
 ) -> list: # of settings: recipe, seeds, and for each measure a list of as many numbers
-    "All runs, the seeds of a setting together, so that the file stays small."
+    "All runs, the seeds of a setting together."
     groups = {}
     for result in results:
-        kept = slim(result)
-        seed = kept['recipe'].pop('seed')
-        groups.setdefault(json.dumps(kept['recipe'], sort_keys=True), {})[seed] = result
+        of_setting = groups.setdefault(key_of(result['recipe'], seed=False), {})
+        of_setting[result['recipe']['seed']] = result
     found = []
-    for recipe, runs in groups.items():
+    for runs in groups.values():
         first = next(iter(runs.values()))
+        recipe = slim(first)['recipe']
+        del recipe['seed']
         keys = [key for key in MEASURED.values() if key in first['trained']]
         trained = {key: [round(run['trained'][key], 6) for run in runs.values()] for key in keys}
-        setting = dict(recipe=json.loads(recipe), seeds=list(runs), trained=trained)
+        setting = dict(recipe=recipe, seeds=list(runs), trained=trained)
         if first['recipe']['every']:
             columns = dict.fromkeys(('map@r',), 'curve')
             columns |= dict.fromkeys(WATCHED if 'history' in first else (), 'history')
@@ -695,7 +673,7 @@ def _untrained(results) -> dict: # data -> what is found without training
             fresh[str(recipe['seed'])] = result['untrained']['map']
     return found
 
-
+# %% ../../nbs/74_papers.concordance.ipynb #523c324a
 def _scores(
     file:dict, # results
     data:str,
@@ -727,6 +705,9 @@ def _by_seed(
 
 def _minus(a, b) -> np.ndarray:
     return _by_seed(lambda x, y: x - y, a, b)
+
+# %% ../../nbs/74_papers.concordance.ipynb #cec413d0
+TOLERANCE = .01 # one point of mean average precision: what "comparable" and "little" may mean
 
 
 def _mean(scores:dict) -> float:
@@ -812,7 +793,7 @@ def beats_triplet_without_margin(file):
                          _scores(file, data, 'map', 'triplet', 0.))
             for data in FROZEN}
 
-
+# %% ../../nbs/74_papers.concordance.ipynb #027a6eec
 def _curve(file, data, loss, value, key) -> dict: # seed -> list of numbers over the passes
     found = {}
     for setting in file['settings']:
@@ -890,8 +871,6 @@ def discordance_is_larger(file):
     "The share of discordant triplets less L_e, over all training triplets."
     return {data: np.array([row['G train'] - row['L_e train'] for row in rows])
             for data, rows in _appendix_rows(file, 'trained model').items()}
-
-
 
 # %% ../../nbs/74_papers.concordance.ipynb #ee8e0e2c
 def _claim(text, place, asks, test, **settings):

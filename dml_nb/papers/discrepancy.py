@@ -19,10 +19,9 @@ Docs: https://dml-nb.github.io/dml_nb/papers.discrepancy.html.md"""
 __all__ = []
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #6cd1dca1
-import json
 import time
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #cd31d430
@@ -31,13 +30,13 @@ import torch
 from threadpoolctl import threadpool_limits
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #2f449784
-from ..check import write_atomically, write_json
 from ..data import ImageSet, load_data, split_by_image
 from ..embedding import create_embedder
 from ..experiment import (
     Recipe, Shelf, choose, interval, kept_run, paired_interval, recipe_loss, run_path, welch)
 from ..noise import asymmetric_noise, symmetric_noise
-from .exhibits import Claim, Exhibit
+from .exhibits import (
+    Claim, Exhibit, adding_up, by_recipe, kept, key_of, printed_rows, scores)
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #57c95ebc
 _LOCAL_NAMES = ['Trip', 'NP', 'Ang', 'Ang_NP']
@@ -49,27 +48,6 @@ def _method(
     term:str, # '', 'L^L', 'L^G' or 'L^W'
 ) -> str: # as the paper writes it: 'Trip + L^W'
     return ' + '.join(filter(None, [local, term]))
-
-
-def _number(
-    text:str,
-) -> float: # None for '?', a number that the conversion lost, and '-', one that is not given
-    return None if text in ('?', '-') else float(text)
-
-
-def _printed_rows(
-    text:str, # a line for each row: the key, ':', the numbers
-    columns:list, # names of the numbers
-    key:str='method', # name of the key
-    **more, # further columns, the same in all rows
-) -> list: # of dicts
-    "A printed table as data."
-    rows = []
-    for line in text.strip().splitlines():
-        name, _, numbers = line.partition(':')
-        values = [_number(one) for one in numbers.split()]
-        rows.append({key: name.strip()} | more | dict(zip(columns, values, strict=True)))
-    return rows
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f4f2dc95
 _TABLE_1 = '''
@@ -105,8 +83,8 @@ Ang_NP + L^L: 85.3 63.6 55.9
 Ang_NP + L^W: 87.1 66.1 57.4
 '''
 _COLUMNS_4 = ['C-10, clean', 'C-100, clean', 'S-10, clean']
-_PRINTED_1 = _printed_rows(_TABLE_1, _COLUMNS_1)
-_PRINTED_4 = _printed_rows(_TABLE_4, _COLUMNS_4)
+_PRINTED_1 = printed_rows(_TABLE_1, _COLUMNS_1)
+_PRINTED_4 = printed_rows(_TABLE_4, _COLUMNS_4)
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f3bdd4ea
 _TABLE_2 = '''
@@ -118,7 +96,7 @@ C-10, L^G: 78.0 73.5 52.7 71.5 69.3
 C-10, L^W: 80.7 77.1 55.0 74.3 71.6
 '''
 _COLUMNS_2 = ['clean', 'symmetric 0.1', 'symmetric 0.3', 'asymmetric 0.1', 'asymmetric 0.2']
-_PRINTED_2 = _printed_rows(_TABLE_2, _COLUMNS_2)
+_PRINTED_2 = printed_rows(_TABLE_2, _COLUMNS_2)
 _TABLE_3 = '''
 Trip + L^L:    ? 59.4 60.9 61.6 61.2 61.6 60.8 58.5
 Trip + L^W: 59.9 64.1 63.8 66.1 66.1 65.8 65.3 63.6
@@ -127,13 +105,13 @@ NP + L^W:      ? 46.9 48.5 49.7 49.8 49.4 48.3 45.5
 '''
 _LAMBDAS = [0., .01, .1, .2, .5, .7, 1., 5.]
 _COLUMNS_3 = [f'λ = {lam:g}' for lam in _LAMBDAS]
-_PRINTED_3 = _printed_rows(_TABLE_3, _COLUMNS_3)
-_PRINTED_SIZES = _printed_rows(
+_PRINTED_3 = printed_rows(_TABLE_3, _COLUMNS_3)
+_PRINTED_SIZES = printed_rows(
     'Trip + L^L: 61.1 61.6 61.7 60.5\nTrip + L^W: 64.2 66.1 64.7 64.3',
     ['32', '64', '128', '256'])
-_PRINTED_BATCH = _printed_rows(
-    '10 images of a class: 66.1\n100 images of a class: 63.7', ['accuracy'], key='batch')
-_PRINTED_TIME = _printed_rows('Trip: 0.53\nTrip + L^L: 0.57\nTrip + L^W: 0.61',
+_PRINTED_BATCH = printed_rows(
+    '10 images of a class: 66.1\n100 images of a class: 63.7', ['accuracy'], 'batch')
+_PRINTED_TIME = printed_rows('Trip: 0.53\nTrip + L^L: 0.57\nTrip + L^W: 0.61',
                               ['seconds per epoch'])
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #0e023e48
@@ -226,7 +204,7 @@ Ang_NP + L^W: 49.9 51.4 64.2 74.4
 '''
 _PRINTED_5, _PRINTED_6 = (
     [row for noise, text in table.items()
-     for row in _printed_rows(text, _RETRIEVAL_COLUMNS, labels=noise)]
+     for row in printed_rows(text, _RETRIEVAL_COLUMNS, labels=noise)]
     for table in (_TABLE_5, _TABLE_6))
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #28095900
@@ -254,8 +232,8 @@ MIC + L^L:     70.1 65.8 77.1 84.9  68.7 81.2 88.4 92.7
 MIC + L^W:     70.4 66.2 77.4 85.2  68.3 82.2 88.9 92.9
 '''
 _COLUMNS_7 = [f'{data}, {name}' for data in ('CUB', 'Cars') for name in _RETRIEVAL_COLUMNS]
-_PRINTED_7 = _printed_rows(_TABLE_7, _COLUMNS_7)
-_PRINTED_WELCH = _printed_rows('MIC + L^L: 7e-5 85e-6\nMIC + L^W: 85e-6 51e-3', ['CUB', 'Cars'])
+_PRINTED_7 = printed_rows(_TABLE_7, _COLUMNS_7)
+_PRINTED_WELCH = printed_rows('MIC + L^L: 7e-5 85e-6\nMIC + L^W: 85e-6 51e-3', ['CUB', 'Cars'])
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #4a520423
 _CLASSIFIED = ('digits', 'fashion_mnist')
@@ -412,33 +390,10 @@ def _choose(
     for local, term in _methods(data):
         tried = train(_try_recipes(data, local, term, chosen))
         best = choose(tried, _CHOOSE_BY[data], by='data')[data]
-        place = [_key(one['recipe']) for one in tried].index(_key(best['recipe']))
+        place = [key_of(one['recipe']) for one in tried].index(key_of(best['recipe']))
         chosen[_method(local, term)] = _tries(data, local, term, chosen)[place]
         results += tried
     return chosen, results
-
-
-_DEFAULTS = asdict(Recipe())
-
-
-def _key(
-    recipe, # a `Recipe`, or its fields
-) -> str: # equal for equal recipes
-    fields = asdict(recipe) if isinstance(recipe, Recipe) else _DEFAULTS | recipe
-    return json.dumps(fields, sort_keys=True)
-
-
-def _indexed(
-    results:list, # as from `run`, or the runs of the file
-) -> dict: # key -> result
-    "Made once for a list."
-    if _indexed.of is not results or len(_indexed.found) != len(results):
-        _indexed.of = results
-        _indexed.found = {_key(result['recipe']): result for result in results}
-    return _indexed.found
-
-
-_indexed.of = None
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #0a65b45e
 _CHOSEN = {
@@ -487,16 +442,6 @@ def _final(
             for seed in _SEEDS[data]]
 
 
-def _values(
-    results:list, # as from `run`, or the runs of the file
-    recipes:list, # one for each seed
-    measure:str, # as 'probe'
-) -> np.ndarray: # (n,)
-    "The measured numbers of these recipes, in their order. Raises KeyError for one not run."
-    index = _indexed(results)
-    return np.array([index[_key(recipe)]['trained'][measure] for recipe in recipes])
-
-
 def _cell(
     values:np.ndarray, # (n,) shares
 ) -> tuple: # mean and half-width of the 95 % interval, in percent
@@ -504,44 +449,18 @@ def _cell(
     return 100 * mean, 100 * half
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #31b740c5
-_LABELS_1 = ('symmetric 0.3',)
-_LABELS_2 = ('clean',)
-_LABELS_5 = ('clean',)
+_NOISY_LABELS = 'symmetric 0.3'
 _PAIRS = [(local, term) for local in _LOCAL_NAMES for term in _TERM_NAMES]
 _MEASURES_5 = {'NMI': 'nmi', 'R@1': 'recall@1', 'R@2': 'recall@2', 'R@4': 'recall@4'}
 
 
-def _grid(
-    sets:tuple, # names of data
-    kinds:tuple, # of labels
-    pairs:list, # of (local, term)
-) -> list: # of (data, labels, local, term, recipes)
-    return [(data, labels, local, term, _final(data, local, term, labels))
-            for data in sets for labels in kinds for local, term in pairs]
+def _cases_probe(labels) -> list: # of (row, column, recipes)
+    return [(_method(local, term), f'{data}, {labels}', _final(data, local, term, labels))
+            for data in _CLASSIFIED for local, term in _PAIRS]
 
 
-def _probe_rows(
-    results:list,
-    kinds:tuple,
-    pairs:list,
-) -> list: # of dicts: method, and the accuracy for each data set and kind of labels
-    rows = {}
-    for data, labels, local, term, recipes in _grid(_CLASSIFIED, kinds, pairs):
-        name = _method(local, term)
-        row = rows.setdefault(name, dict(method=name))
-        row[f'{data}, {labels}'] = _cell(_values(results, recipes, 'probe'))
-    return list(rows.values())
-
-
-def _retrieval_rows(
-    results:list,
-    data:str,
-) -> list: # of dicts: method, labels, NMI, R@1, R@2, R@4
-    rows = []
-    for _, labels, local, term, recipes in _grid((data,), _LABELS_5, _PAIRS):
-        cells = {name: _cell(_values(results, recipes, key)) for name, key in _MEASURES_5.items()}
-        rows.append(dict(method=_method(local, term), labels=labels) | cells)
-    return rows
+def _retrieval_recipes(data) -> list: # of `Recipe`
+    return [recipe for local, term in _PAIRS for recipe in _final(data, local, term)]
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #5dcb51c9
 _LAMBDAS_RUN = (0., .01, .2, 1., 5.)
@@ -572,15 +491,14 @@ def _batch_recipes(data, term, per_class) -> list: # of `Recipe`
 
 
 def _rows_over(
-    results:list,
+    results:list, # as from `run`
     cases:list, # of (name of the row, name of the column, recipes)
     key:str='method',
-    measure:str='probe',
 ) -> list: # of dicts
-    "A table with a cell for each case."
-    rows = {}
+    "A table with the accuracy of each case."
+    runs, rows = by_recipe(results), {}
     for name, column, recipes in cases:
-        rows.setdefault(name, {key: name})[column] = _cell(_values(results, recipes, measure))
+        rows.setdefault(name, {key: name})[column] = _cell(scores(runs, recipes, 'probe'))
     return list(rows.values())
 
 
@@ -602,14 +520,13 @@ def _cases_batch() -> list:
 
 
 def _cases_alone() -> list:
-    return [(f'{data}, {term}', labels, _final(data, '', term, labels))
-            for data in _CLASSIFIED for term in ('L^L', 'L^G', 'L^W')
-            for labels in _LABELS_2]
+    return [(f'{data}, {term}', 'clean', _final(data, '', term))
+            for data in _CLASSIFIED for term in ('L^L', 'L^G', 'L^W')]
 
 
 def _cases_entropy() -> list:
-    return [(_method('CE', term), f'{data}, {labels}', _final(data, 'CE', term, labels))
-            for data in _CLASSIFIED for labels in _LABELS_2 for term in _TERM_NAMES]
+    return [(_method('CE', term), f'{data}, clean', _final(data, 'CE', term))
+            for data in _CLASSIFIED for term in _TERM_NAMES]
 
 
 def _variant(
@@ -617,7 +534,7 @@ def _variant(
     term:str, # a name in `_VARIANTS`, or ''
 ) -> list: # of `Recipe`
     "With the setting that was chosen for L^W or L^L, so that only the divergence differs."
-    base = term[:3].replace('L^S', 'L^W')
+    base = term and ('L^L' if term.startswith('L^L') else 'L^W')
     rate, lam = _CHOSEN[data][_method('Trip', base)]
     return [_recipe(data, 'Trip', term, lam, lr=rate, seed=seed) for seed in _SEEDS[data]]
 
@@ -656,11 +573,8 @@ def _step_seconds(
 
 def _time_rows(scale, folder) -> list: # of dicts: method, milliseconds of a step
     "The rows of the timing. Kept in the folder, so that they are measured once."
-    path = Path(folder)/'step_seconds.json'
-    if not path.is_file():
-        found = {f'{classes} classes': _step_seconds(classes) for classes in (10, 20)}
-        write_json(path, dict(what='seconds of a training step of VGG-9', rows=found))
-    found = json.loads(path.read_text(encoding='utf-8'))['rows']
+    found = kept(Path(folder)/'step_seconds.json', lambda: dict(
+        rows={f'{classes} classes': _step_seconds(classes) for classes in (10, 20)}))['rows']
     return [dict(method=_method('Trip', term)) | {
                 f'{batch}, ms a step': 1000 * float(np.min(of[_method('Trip', term)]))
                 for batch, of in found.items()}
@@ -670,12 +584,12 @@ def _time_rows(scale, folder) -> list: # of dicts: method, milliseconds of a ste
 def _welch_rows(
     results:list,
 ) -> list: # of dicts: method, and p for both sets
-    rows = []
+    runs, rows = by_recipe(results), []
     for local in _LOCAL_NAMES:
         for term in ('L^L', 'L^W'):
             row = dict(method=_method(local, term))
             for data, name in zip(_RETRIEVED, ('CUB', 'Cars')):
-                added, alone = (_values(results, _final(data, local, which), 'nmi')
+                added, alone = (scores(runs, _final(data, local, which), 'nmi')
                                 for which in (term, ''))
                 row[name] = welch(added, alone)[2]
                 row[f'{name}, paired'] = paired_interval(added, alone)[2]
@@ -684,10 +598,10 @@ def _welch_rows(
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #8879193e
 def _recipes_of(
-    cases, # (..., recipes) or further lists of `Recipe`
-) -> list: # each once
-    every = [recipe for case in cases for recipe in case[-1]]
-    return list({_key(recipe): recipe for recipe in every}.values())
+    cases, # (row, column, recipes)
+) -> list: # of `Recipe`, each once
+    every = [recipe for *_, recipes in cases for recipe in recipes]
+    return list({key_of(recipe): recipe for recipe in every}.values())
 
 
 def _train(
@@ -697,34 +611,27 @@ def _train(
     """Each once, or from its file; the small sets in place of the whole ones. What the new ones
     cost is added up in `cost.json` there."""
     shelf = _SmallShelf()
-    path = Path(folder)/'cost.json'
     results = []
     for recipe in recipes:
-        new = not run_path(recipe, shelf, folder).is_file()
-        start = time.process_time(), time.perf_counter()
-        results.append(kept_run(recipe, shelf, folder))
-        if new:
-            cost = dict(process=0., wall=0., runs=0)
-            if path.is_file():
-                cost = json.loads(path.read_text(encoding='utf-8'))
-            cost['process'] += time.process_time() - start[0]
-            cost['wall'] += time.perf_counter() - start[1]
-            cost['runs'] += 1
-            write_atomically(path, json.dumps(cost).encode())
+        if run_path(recipe, shelf, folder).is_file():
+            results.append(kept_run(recipe, shelf, folder))
+        else:
+            with adding_up(Path(folder)/'cost.json', runs=1):
+                results.append(kept_run(recipe, shelf, folder))
     return results
 
 
 def _measured(
-    cases, # a function of nothing: (..., recipes)
-    rows, # a function of results
-): # a function for `Exhibit.measure`
+    cases, # a function of nothing, giving cases for `_rows_over`
+    key, # name of its rows
+    scale,
+    folder, # of finished runs
+) -> list: # rows
     "Recipes on the small sets, which are cut from larger ones and so are no data of a recipe."
-    def measure(scale, folder):
-        if scale != 'small':
-            raise ValueError(f"scale: 'small' is wanted for the sets that stand in, {scale!r} was "
-                             'given; `paper_recipes` holds those of the paper')
-        return rows(_train(_recipes_of(cases()), folder))
-    return measure
+    if scale != 'small':
+        raise ValueError(f"scale: 'small' is wanted for the sets that stand in, {scale!r} was "
+                         'given; `paper_recipes` holds those of the paper')
+    return _rows_over(_train(_recipes_of(cases()), folder), cases(), key)
 
 
 _SMALL = ('digits (8×8) and Fashion-MNIST (14×14, 300 training and 200 test images of a class) '
@@ -757,59 +664,48 @@ def _figures() -> list: # of `Exhibit`
     ]
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #60d18f71
-def _cases_1():
-    return _grid(_CLASSIFIED, _LABELS_1, _PAIRS)
+#: What a linear classifier is asked on: exhibit -> a function giving (row, column, recipes).
+_CASES = dict(
+    table1=partial(_cases_probe, _NOISY_LABELS), table2=_cases_alone, table3=_cases_3,
+    table4=partial(_cases_probe, 'clean'), embedding_size=_cases_sizes, batch_size=_cases_batch,
+    cross_entropy=_cases_entropy, divergence=_cases_variants)
 
 
-def _cases_4():
-    return _grid(_CLASSIFIED, ('clean',), _PAIRS)
+def _small(
+    name:str, # in `_CASES`
+    title:str,
+    printed:list,
+    source:str,
+    errata:tuple,
+    more:str='', # said before what stands in
+    key:str='method',
+) -> Exhibit:
+    return Exhibit('002', name, title, printed, source, 'stand-in', more + _SMALL, errata,
+                   measure=partial(_measured, _CASES[name], key))
 
 
-def _cases_5(data):
-    return _grid((data,), _LABELS_5, _PAIRS)
-
-
-def _tables_small() -> list: # of `Exhibit`: what a linear classifier is asked on
+def _tables_small() -> list: # of `Exhibit`
     return [
-        Exhibit(
-            '002', 'table1', 'Accuracy with wrong labels, %', _PRINTED_1, 'lines 143-159',
-            'stand-in', _SMALL, ('C7', 'C18', 'C19', 'C20'),
-            measure=_measured(_cases_1, lambda found: _probe_rows(found, _LABELS_1, _PAIRS))),
-        Exhibit(
-            '002', 'table2', 'Accuracy with a discrepancy alone, %', _PRINTED_2, 'lines 252-262',
-            'stand-in', _SMALL, ('C5', 'C17'),
-            measure=_measured(_cases_alone, lambda found: _rows_over(found, _cases_alone()))),
-        Exhibit(
-            '002', 'table3', 'Accuracy over λ with clean labels, %', _PRINTED_3, 'lines 272-278',
-            'stand-in', _SMALL, ('C19',),
-            measure=_measured(_cases_3, lambda found: _rows_over(found, _cases_3()))),
-        Exhibit(
-            '002', 'table4', 'Accuracy with clean labels, %', _PRINTED_4, 'lines 290-304',
-            'stand-in', _SMALL, ('C19',),
-            measure=_measured(_cases_4, lambda found: _probe_rows(found, ('clean',), _PAIRS))),
-        Exhibit(
-            '002', 'embedding_size', 'Accuracy over the size of embeddings, %', _PRINTED_SIZES,
-            'line 280', 'stand-in', _SMALL, ('C19',),
-            measure=_measured(_cases_sizes, lambda found: _rows_over(found, _cases_sizes()))),
-        Exhibit(
-            '002', 'batch_size', 'Accuracy over the images of a class in a batch, %',
-            _PRINTED_BATCH, 'line 282', 'stand-in', _SMALL, ('C20',),
-            measure=_measured(
-                _cases_batch, lambda found: _rows_over(found, _cases_batch(), 'batch'))),
+        _small('table1', 'Accuracy with wrong labels, %', _PRINTED_1, 'lines 143-159',
+               ('C7', 'C18', 'C19', 'C20')),
+        _small('table2', 'Accuracy with a discrepancy alone, %', _PRINTED_2, 'lines 252-262',
+               ('C5', 'C17')),
+        _small('table3', 'Accuracy over λ with clean labels, %', _PRINTED_3, 'lines 272-278',
+               ('C19',)),
+        _small('table4', 'Accuracy with clean labels, %', _PRINTED_4, 'lines 290-304', ('C19',)),
+        _small('embedding_size', 'Accuracy over the size of embeddings, %', _PRINTED_SIZES,
+               'line 280', ('C19',)),
+        _small('batch_size', 'Accuracy over the images of a class in a batch, %', _PRINTED_BATCH,
+               'line 282', ('C20',), key='batch'),
         Exhibit(
             '002', 'time', 'Time of training', _PRINTED_TIME, 'line 284', 'stand-in',
             'milliseconds of one step of VGG-9 on one core in place of seconds of an epoch on a '
             'GPU',
             measure=_time_rows),
-        Exhibit(
-            '002', 'cross_entropy', 'Accuracy with cross-entropy, %', [], 'lines 44, 165',
-            'stand-in', 'the paper prints no numbers. ' + _SMALL, ('C5',),
-            measure=_measured(_cases_entropy, lambda found: _rows_over(found, _cases_entropy()))),
-        Exhibit(
-            '002', 'divergence', 'Accuracy with equation 11, 13 or a wider kernel, %', [],
-            'lines 194-226', 'stand-in', 'a question of ours. ' + _SMALL, ('C1', 'C5', 'C6'),
-            measure=_measured(
-                _cases_variants, lambda found: _rows_over(found, _cases_variants()))),
+        _small('cross_entropy', 'Accuracy with cross-entropy, %', [], 'lines 44, 165', ('C5',),
+               'the paper prints no numbers. '),
+        _small('divergence', 'Accuracy with equation 11, 13 or a wider kernel, %', [],
+               'lines 194-226', ('C1', 'C5', 'C6'), 'a question of ours. '),
     ]
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f8ca0c94
@@ -859,7 +755,7 @@ def _photo_recipes(
     def recipes(scale):
         if scale == 'paper':
             return paper_recipes(official[data])
-        found = _recipes_of(_cases_5(data))
+        found = _retrieval_recipes(data)
         if scale == 'medium':
             tuned = dict(frozen=False, size=112, augment='crop_flip', lr=3e-4, valid=0.)
             return [replace(recipe, **tuned) for recipe in found]
@@ -895,7 +791,8 @@ def _name_of(
 
 
 def _welch_recipes(scale) -> list: # of `Recipe`
-    return _recipes_of(_cases_of('welch')) if scale == 'small' else []
+    every = [recipe for data in _RETRIEVED for recipe in _retrieval_recipes(data)]
+    return every if scale == 'small' else []
 
 
 def _tables_photos() -> list: # of `Exhibit`: where unseen classes are searched
@@ -921,21 +818,17 @@ def _tables_photos() -> list: # of `Exhibit`: where unseen classes are searched
 EXHIBITS = _figures() + _tables_small() + _tables_photos()
 
 
-def _cases_of(
-    name:str, # of an exhibit
-) -> list: # (..., recipes)
+def _small_recipes(
+    exhibit:Exhibit,
+) -> list: # of `Recipe`
     "What is trained for it at scale small."
-    makers = dict(
-        table1=_cases_1, table2=_cases_alone, table3=_cases_3, table4=_cases_4,
-        embedding_size=_cases_sizes, batch_size=_cases_batch, cross_entropy=_cases_entropy,
-        divergence=_cases_variants, table5=lambda: _cases_5(_RETRIEVED[0]),
-        table6=lambda: _cases_5(_RETRIEVED[1]),
-        welch=lambda: [*_cases_5(_RETRIEVED[0]), *_cases_5(_RETRIEVED[1])])
-    return makers[name]() if name in makers else []
+    if exhibit.recipes is not None:
+        return exhibit.recipes('small')
+    return _recipes_of(_CASES[exhibit.name]()) if exhibit.name in _CASES else []
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #508d2b46
 def _gain(
-    runs:list, # of the file
+    runs:dict, # from `by_recipe`
     data:str,
     better:str, # a term
     worse:str='', # another one, or none
@@ -944,62 +837,68 @@ def _gain(
     measure:str='probe',
 ) -> np.ndarray: # (n,) by seed, in points, the mean over local losses and labels
     "By how much one term is better than another, with everything else alike."
-    found = [_values(runs, _final(data, local, better, labels), measure)
-             - _values(runs, _final(data, local, worse, labels), measure)
+    found = [scores(runs, _final(data, local, better, labels), measure)
+             - scores(runs, _final(data, local, worse, labels), measure)
              for labels in kinds for local in locals_]
     return 100 * np.mean(found, 0)
 
 
-def _gains(sets=_CLASSIFIED, **settings): # a test: data set -> differences
+def _gains(**settings): # a test: data set -> differences
     "A test of a claim that one term is better than another."
-    return lambda file: {data: _gain(file['runs'], data, **settings) for data in sets}
+    def test(file):
+        runs = by_recipe(file['runs'])
+        return {data: _gain(runs, data, **settings) for data in _CLASSIFIED}
+    return test
 
 
 def _gains_photos(term): # a test of NMI and Recall@1 on birds and cars
     def test(file):
-        return {f'{data}, {name}': _gain(file['runs'], data, term, kinds=_LABELS_5, measure=key)
+        runs = by_recipe(file['runs'])
+        return {f'{data}, {name}': _gain(runs, data, term, measure=key)
                 for data in _RETRIEVED for name, key in (('NMI', 'nmi'), ('R@1', 'recall@1'))}
     return test
 
 
 def _robust(file) -> dict: # data set -> how much less falls with the term, in points
-    found = {}
-    for data in _CLASSIFIED:
-        gains = [_gain(file['runs'], data, 'L^W', kinds=(labels,))
-                 for labels in ('symmetric 0.3', 'clean')]
-        found[data] = gains[0] - gains[1]
-    return found
+    runs = by_recipe(file['runs'])
+    return {data: _gain(runs, data, 'L^W', kinds=(_NOISY_LABELS,)) - _gain(runs, data, 'L^W')
+            for data in _CLASSIFIED}
 
 
-def _alone(better, worse, least=0.): # a test of two terms without a local loss
-    def test(file):
-        return {data: least + _gain(file['runs'], data, better, worse, _LABELS_2, ('',))
-                for data in _CLASSIFIED}
-    return test
+def _alone(file, better, worse) -> dict: # data set -> points of a term above another, without loss
+    runs = by_recipe(file['runs'])
+    return {data: _gain(runs, data, better, worse, locals_=('',)) for data in _CLASSIFIED}
+
+
+def _above_kernels(file) -> dict: # data set and kernel -> points of L^W above it
+    above = {rival: _alone(file, 'L^W', rival) for rival in ('L^L', 'L^G')}
+    return {f'{data}, {rival}': above[rival][data] for data in _CLASSIFIED for rival in above}
+
+
+def _similar_kernels(file) -> dict: # data set -> points of L^L above L^G, plus one
+    return {data: 1. + values for data, values in _alone(file, 'L^L', 'L^G').items()}
 
 
 def _separates(file) -> dict: # data set -> MAP@R that training with the term alone adds, in points
-    index = _indexed(file['runs'])
-    found = {}
-    for data in _CLASSIFIED:
-        runs = [index[_key(recipe)] for recipe in _final(data, '', 'L^W')]
-        found[data] = 100 * np.array(
-            [run['trained']['map@r'] - run['untrained']['map@r'] for run in runs])
-    return found
+    runs = by_recipe(file['runs'])
+    return {data: 100 * (scores(runs, _final(data, '', 'L^W'), 'map@r')
+                         - scores(runs, _final(data, '', 'L^W'), 'map@r', 'untrained'))
+            for data in _CLASSIFIED}
 
 
 def _separates_best(file) -> dict: # data set -> MAP@R with the term alone less with triplets alone
-    return {data: 100 * (_values(file['runs'], _final(data, '', 'L^W'), 'map@r')
-                         - _values(file['runs'], _final(data, 'Trip', ''), 'map@r'))
+    runs = by_recipe(file['runs'])
+    return {data: 100 * (scores(runs, _final(data, '', 'L^W'), 'map@r')
+                         - scores(runs, _final(data, 'Trip', ''), 'map@r'))
             for data in _CLASSIFIED}
 
 
 def _over_lambda(first, second): # a test: accuracy at the second λ less that at the first
     def test(file):
-        found = {}
+        runs, found = by_recipe(file['runs']), {}
         for data in _CLASSIFIED:
-            apart = [_values(file['runs'], _lambda_recipes(data, local, term, second), 'probe')
-                     - _values(file['runs'], _lambda_recipes(data, local, term, first), 'probe')
+            apart = [scores(runs, _lambda_recipes(data, local, term, second), 'probe')
+                     - scores(runs, _lambda_recipes(data, local, term, first), 'probe')
                      for local, term in _STUDIED]
             found[data] = 100 * np.mean(apart, 0)
         return found
@@ -1007,9 +906,9 @@ def _over_lambda(first, second): # a test: accuracy at the second λ less that a
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #12382b8f
 def _size_64(file) -> dict: # data set -> accuracy at 64 less that of the best other size
-    found = {}
+    runs, found = by_recipe(file['runs']), {}
     for data in _CLASSIFIED:
-        of = {dim: _values(file['runs'], _size_recipes(data, 'L^W', dim), 'probe')
+        of = {dim: scores(runs, _size_recipes(data, 'L^W', dim), 'probe')
               for dim in _SIZES_RUN}
         rival = max((dim for dim in of if dim != 64), key=lambda dim: of[dim].mean())
         found[data] = 100 * (of[64] - of[rival])
@@ -1017,10 +916,10 @@ def _size_64(file) -> dict: # data set -> accuracy at 64 less that of the best o
 
 
 def _few_per_class(file) -> dict: # data set -> accuracy with few less that with many, plus a point
-    few, many = _PER_CLASS_RUN
+    runs, (few, many) = by_recipe(file['runs']), _PER_CLASS_RUN
     return {data: 1. + 100 * (
-                _values(file['runs'], _batch_recipes(data, 'L^W', few), 'probe')
-                - _values(file['runs'], _batch_recipes(data, 'L^W', many), 'probe'))
+                scores(runs, _batch_recipes(data, 'L^W', few), 'probe')
+                - scores(runs, _batch_recipes(data, 'L^W', many), 'probe'))
             for data in _CLASSIFIED}
 
 
@@ -1033,7 +932,8 @@ def _small_overhead(file) -> dict: # data set -> by how many percent less than 2
 
 
 def _combined(file) -> dict: # data set -> gain of cross-entropy by the term, in points
-    return {f'{data}, {term}': _gain(file['runs'], data, term, '', _LABELS_2, ('CE',))
+    runs = by_recipe(file['runs'])
+    return {f'{data}, {term}': _gain(runs, data, term, locals_=('CE',))
             for data in _CLASSIFIED for term in ('L^L', 'L^W')}
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #322cc1cc
@@ -1050,9 +950,9 @@ _PHOTO = ('adding both L^L and L^W (so as to introduce class-wise discrepancy co
 _POINTS = 'points of accuracy that the term adds, mean of four losses'
 
 CLAIMS = [
-    _claim(_NOISY, 'section 4, line 161; L^W', _gains(better='L^W', kinds=_LABELS_1),
+    _claim(_NOISY, 'section 4, line 161; L^W', _gains(better='L^W', kinds=(_NOISY_LABELS,)),
            f'{_POINTS}, 30 % wrong labels', ('C19',)),
-    _claim(_NOISY, 'section 4, line 161; L^L', _gains(better='L^L', kinds=_LABELS_1),
+    _claim(_NOISY, 'section 4, line 161; L^L', _gains(better='L^L', kinds=(_NOISY_LABELS,)),
            f'{_POINTS}, 30 % wrong labels', ('C5', 'C19')),
     _claim(_CLEAN, 'section 8, line 288; L^W', _gains(better='L^W'),
            f'{_POINTS}, clean labels', ('C17', 'C19')),
@@ -1063,13 +963,11 @@ CLAIMS = [
            'points of accuracy of L^W above L^L, mean of four losses, clean labels', ('C19',)),
     _claim('across all the settings; the Wasserstein Distance based discrepancy measure (i.e. L^W) '
            'outperforms MMD based L^L and L^G in terms of classification accuracy',
-           'section 7, line 266',
-           lambda file: {f'{data}, {rival}': _alone('L^W', rival)(file)[data]
-                         for data in _CLASSIFIED for rival in ('L^L', 'L^G')},
+           'section 7, line 266', _above_kernels,
            'points of accuracy of L^W alone above a kernel alone, clean labels',
            ('C5',)),
     _claim('in the majority of the cases that L^L obtains similar or outperforms L^G across both '
-           'the datasets', 'section 7, line 266', _alone('L^L', 'L^G', least=1.),
+           'the datasets', 'section 7, line 266', _similar_kernels,
            'points of accuracy of L^L alone above L^G alone, plus one point for "similar"',
            ('C5',)),
     _claim('DCDL learns to maximize the separation between the embedded points belonging to each '

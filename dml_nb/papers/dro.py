@@ -17,9 +17,8 @@ Docs: https://dml-nb.github.io/dml_nb/papers.dro.html.md"""
 __all__ = []
 
 # %% ../../nbs/70_papers.dro.ipynb #4b78aad1
-import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,79 +28,65 @@ from ..experiment import Recipe, interval
 from ..losses import (
     DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity)
 from ..losses.dro import MarginPair, SemiHardPairs, Uniform
-from .exhibits import Claim, Exhibit
+from .exhibits import (
+    Claim, Exhibit, by_recipe, key_of, printed_rows, scores)
 
 # %% ../../nbs/70_papers.dro.ipynb #b742fe7e
 TABLE_1 = """
-Clustring | 48.2 61.4 71.8 81.9 - - 58.1 70.6 80.3 87.8 - -
-HDC | 53.6 65.7 77.0 85.6 91.5 95.5 73.7 83.2 89.5 93.8 96.7 98.4
-Margin | 63.6 74.4 83.1 90.0 94.2 - 79.6 86.5 91.9 95.1 97.3 -
-Smart Mining | 49.8 62.3 74.1 83.3 - - 64.7 76.2 84.2 90.2 - -
-HDL | 57.1 68.8 78.7 86.5 92.5 95.5 81.4 88.0 92.7 95.7 97.4 99.0
-ABIER | 57.5 68.7 78.3 86.2 91.9 95.5 82.0 89.0 93.2 96.1 97.8 98.7
-ABE | 60.6 71.5 79.8 87.4 - - 85.2 90.5 94.0 96.1 - -
-HAP2S_E | 56.1 68.3 79.2 86.9 - - 74.1 83.5 89.9 94.1 - -
-MS | 65.7 77.0 86.3 91.3 94.8 97.0 84.1 90.4 94.0 96.5 98.0 98.9
-DRO-TopK_M | 67.4 77.7 85.9 91.6 95.0 97.3 86.0 91.7 95.0 97.3 98.5 99.2
-DRO-TopK_B | 68.1 78.4 86.0 91.4 95.1 97.6 85.4 91.0 94.2 96.5 98.0 99.0
-DRO-TopK-PN_M | 67.3 77.6 85.7 91.2 95.0 97.7 86.1 91.7 95.1 97.1 98.4 99.1
-DRO-TopK-PN_B | 67.6 77.9 86.0 91.8 95.2 97.7 86.2 91.7 95.8 97.4 98.6 99.3
-DRO-KL_M | 67.7 78.0 86.1 91.8 95.6 97.8 86.4 91.9 95.4 97.5 98.7 99.3
+Clustring: 48.2 61.4 71.8 81.9 - - 58.1 70.6 80.3 87.8 - -
+HDC: 53.6 65.7 77.0 85.6 91.5 95.5 73.7 83.2 89.5 93.8 96.7 98.4
+Margin: 63.6 74.4 83.1 90.0 94.2 - 79.6 86.5 91.9 95.1 97.3 -
+Smart Mining: 49.8 62.3 74.1 83.3 - - 64.7 76.2 84.2 90.2 - -
+HDL: 57.1 68.8 78.7 86.5 92.5 95.5 81.4 88.0 92.7 95.7 97.4 99.0
+ABIER: 57.5 68.7 78.3 86.2 91.9 95.5 82.0 89.0 93.2 96.1 97.8 98.7
+ABE: 60.6 71.5 79.8 87.4 - - 85.2 90.5 94.0 96.1 - -
+HAP2S_E: 56.1 68.3 79.2 86.9 - - 74.1 83.5 89.9 94.1 - -
+MS: 65.7 77.0 86.3 91.3 94.8 97.0 84.1 90.4 94.0 96.5 98.0 98.9
+DRO-TopK_M: 67.4 77.7 85.9 91.6 95.0 97.3 86.0 91.7 95.0 97.3 98.5 99.2
+DRO-TopK_B: 68.1 78.4 86.0 91.4 95.1 97.6 85.4 91.0 94.2 96.5 98.0 99.0
+DRO-TopK-PN_M: 67.3 77.6 85.7 91.2 95.0 97.7 86.1 91.7 95.1 97.1 98.4 99.1
+DRO-TopK-PN_B: 67.6 77.9 86.0 91.8 95.2 97.7 86.2 91.7 95.8 97.4 98.6 99.3
+DRO-KL_M: 67.7 78.0 86.1 91.8 95.6 97.8 86.4 91.9 95.4 97.5 98.7 99.3
 """
 TABLE_2 = """
-MS | 55.6 67.7 77.4 86.3 92.1 95.8 73.2 81.5 87.6 92.6 - -
-LS | 56.8 67.9 77.5 85.6 91.2 95.2 69.7 79.3 86.2 91.1 - -
-DRO-KL-G 1 | 56.4 68.3 78.9 86.3 91.7 95.8 70.5 79.8 86.6 91.6 94.9 97.1
-DRO-KL-G 0.1 | 56.8 68.7 79.0 86.6 92.1 95.9 72.5 81.9 88.1 92.3 95.4 97.3
-DRO-KL-G 0.01 | 57.0 69.4 79.9 87.0 92.3 95.9 73.1 82.2 88.8 93.4 96.2 98.0
-DRO-KL-G 0.001 | 56.7 68.5 79.0 87.3 92.6 96.0 75.0 83.4 89.5 93.7 96.6 98.3
+MS: 55.6 67.7 77.4 86.3 92.1 95.8 73.2 81.5 87.6 92.6 - -
+LS: 56.8 67.9 77.5 85.6 91.2 95.2 69.7 79.3 86.2 91.1 - -
+DRO-KL-G 1: 56.4 68.3 78.9 86.3 91.7 95.8 70.5 79.8 86.6 91.6 94.9 97.1
+DRO-KL-G 0.1: 56.8 68.7 79.0 86.6 92.1 95.9 72.5 81.9 88.1 92.3 95.4 97.3
+DRO-KL-G 0.01: 57.0 69.4 79.9 87.0 92.3 95.9 73.1 82.2 88.8 93.4 96.2 98.0
+DRO-KL-G 0.001: 56.7 68.5 79.0 87.3 92.6 96.0 75.0 83.4 89.5 93.7 96.6 98.3
 """
 TABLE_3 = """
-FashionNet | 53.7 73.0 76.0 77.0 79.0 80.0
-HDC | 62.1 84.9 89.0 91.2 92.3 93.1
-HDL | 80.9 94.3 95.8 97.2 97.4 97.8
-ABIER | 83.1 95.1 96.9 97.5 97.8 98.0
-ABE | 87.3 96.7 97.9 98.2 98.5 98.7
-MS | 89.7 97.9 98.5 98.8 99.1 99.2
-DRO-TopK_M | 91.0 98.1 98.7 99.0 99.1 99.2
-DRO-TopK_B | 90.7 97.7 98.4 98.8 99.0 99.1
-DRO-TopK-PN_M | 91.3 98.0 98.7 98.9 99.1 99.2
-DRO-TopK-PN_B | 91.1 98.1 98.6 98.8 99.0 99.2
-DRO-KL_M | 90.8 98.0 98.6 99.0 99.1 99.2
+FashionNet: 53.7 73.0 76.0 77.0 79.0 80.0
+HDC: 62.1 84.9 89.0 91.2 92.3 93.1
+HDL: 80.9 94.3 95.8 97.2 97.4 97.8
+ABIER: 83.1 95.1 96.9 97.5 97.8 98.0
+ABE: 87.3 96.7 97.9 98.2 98.5 98.7
+MS: 89.7 97.9 98.5 98.8 99.1 99.2
+DRO-TopK_M: 91.0 98.1 98.7 99.0 99.1 99.2
+DRO-TopK_B: 90.7 97.7 98.4 98.8 99.0 99.1
+DRO-TopK-PN_M: 91.3 98.0 98.7 98.9 99.1 99.2
+DRO-TopK-PN_B: 91.1 98.1 98.6 98.8 99.0 99.2
+DRO-KL_M: 90.8 98.0 98.6 99.0 99.1 99.2
 """
 TABLE_4 = """
-MS | 79.8 94.9 96.8 97.6 97.9 98.3
-LS | 82.6 94.1 95.6 96.4 96.9 97.4
-DRO-KL-G 1 | 84.8 95.9 97.3 97.9 98.2 98.5
-DRO-KL-G 0.1 | 85.1 96.1 97.5 98.0 98.3 98.5
-DRO-KL-G 0.01 | 85.8 96.2 97.9 97.8 98.2 98.4
-DRO-KL-G 0.001 | 85.7 96.1 97.4 97.9 98.2 98.5
+MS: 79.8 94.9 96.8 97.6 97.9 98.3
+LS: 82.6 94.1 95.6 96.4 96.9 97.4
+DRO-KL-G 1: 84.8 95.9 97.3 97.9 98.2 98.5
+DRO-KL-G 0.1: 85.1 96.1 97.5 98.0 98.3 98.5
+DRO-KL-G 0.01: 85.8 96.2 97.9 97.8 98.2 98.4
+DRO-KL-G 0.001: 85.7 96.1 97.4 97.9 98.2 98.5
 """
-
-
-def printed_table(
-    text:str, # as above
-    columns:list, # names of its numbers
-    first:int, # line of its first row in the text of the paper
-) -> list: # of dictionaries: method, source, and a percentage or None for each column
-    "A printed table as data."
-    rows = []
-    for place, line in enumerate(text.strip().splitlines()):
-        method, numbers = line.split(' | ')
-        values = [None if number == '-' else float(number) for number in numbers.split()]
-        rows.append(dict(method=method, source=f'line {first + place}')
-                    | dict(zip(columns, values, strict=True)))
-    return rows
 
 
 RANKS = 1, 2, 4, 8, 16, 32
 BIRDS_AND_CARS = [f'{data} R@{k}' for data in ('CUB', 'Cars') for k in RANKS]
 IN_SHOP = [f'In-Shop R@{k}' for k in (1, 10, 20, 30, 40, 50)]
 PRINTED = dict(
-    table1=printed_table(TABLE_1, BIRDS_AND_CARS, 143),
-    table2=printed_table(TABLE_2, BIRDS_AND_CARS, 188),
-    table3=printed_table(TABLE_3, IN_SHOP, 202),
-    table4=printed_table(TABLE_4, IN_SHOP, 217),
+    table1=printed_rows(TABLE_1, BIRDS_AND_CARS, lines=range(143, 157)),
+    table2=printed_rows(TABLE_2, BIRDS_AND_CARS, lines=range(188, 194)),
+    table3=printed_rows(TABLE_3, IN_SHOP, lines=range(202, 213)),
+    table4=printed_rows(TABLE_4, IN_SHOP, lines=range(217, 223)),
 )
 
 # %% ../../nbs/70_papers.dro.ipynb #5dcbc8b0
@@ -363,38 +348,6 @@ def flat_recipes(exhibit, scale='small') -> list: # of `Recipe`
     return [recipe for recipes in recipes_of(exhibit, scale).values() for recipe in recipes]
 
 # %% ../../nbs/70_papers.dro.ipynb #dadde049
-USUAL = asdict(Recipe())
-
-
-def slim(
-    recipe, # a `Recipe`, or a dictionary of its fields
-) -> dict: # the fields that say something
-    fields = asdict(recipe) if isinstance(recipe, Recipe) else recipe
-    return {name: value for name, value in fields.items() if value != USUAL[name]}
-
-
-def key_of(recipe) -> str: # the same for the same recipe
-    return json.dumps(slim(recipe), sort_keys=True)
-
-
-def kept_runs(
-    file:dict, # results
-) -> dict: # key of a recipe -> run
-    return {key_of(run['recipe']): run for run in file['runs']}
-
-
-def scores(
-    runs:dict, # of `kept_runs`
-    recipes:list,
-    key:str='recall@1', # a measure
-) -> np.ndarray: # (n,) in the order of the recipes
-    return np.array([runs[key_of(recipe)]['trained'][key] for recipe in recipes])
-
-
-def without_seed(recipe) -> str:
-    return key_of({name: value for name, value in slim(recipe).items() if name != 'seed'})
-
-
 def rows_of(
     exhibit:str,
     results:list, # of `run`
@@ -403,10 +356,10 @@ def rows_of(
     place = {}
     for scale in ('paper', 'medium', 'small'):
         for (data, row), recipes in recipes_of(exhibit, scale).items():
-            place[without_seed(recipes[0])] = data, row
+            place[key_of(recipes[0], seed=False)] = data, row
     found = {}
     for result in results:
-        data, row = place[without_seed(result['recipe'])]
+        data, row = place[key_of(result['recipe'], seed=False)]
         found.setdefault(row, {}).setdefault(data, []).append(result['trained'])
     rows = []
     for row, of_data in found.items():
@@ -451,7 +404,7 @@ def compared(
     combine, # function of data and table (row -> (n,) recall@1 in percent) to (n,); None: skip it
 ) -> dict: # data -> (n,)
     "The differences on each data set."
-    runs, found = kept_runs(file), {}
+    runs, found = by_recipe(file['runs']), {}
     for exhibit in exhibits:
         for data in DATA[exhibit]:
             table = {row: 100 * scores(runs, recipes)
@@ -608,7 +561,7 @@ def step_times(
                              rounds=[round(value, 3) for value in times]))
     return rows
 
-
+# %% ../../nbs/70_papers.dro.ipynb #74854fab
 def faster_than(
     slow:list, # methods: the fastest of these
     fast:list, # is slower than the slowest of these

@@ -14,16 +14,23 @@ Docs: https://dml-nb.github.io/dml_nb/papers.exhibits.html.md"""
 __all__ = ['Claim', 'Exhibit']
 
 # %% ../../nbs/69_papers.exhibits.ipynb #3260c0ac
+import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 # %% ../../nbs/69_papers.exhibits.ipynb #38a261e9
 import numpy as np
-from ..experiment import Recipe, interval, run, run_many
+from PIL import Image
+
+from ..check import write_atomically
+from ..experiment import (
+    Recipe, Shelf, class_count, interval, recipe_callback, recipe_learner, recipe_loaders,
+    recipe_parts, reproducible, run, run_many)
 
 # %% ../../nbs/69_papers.exhibits.ipynb #c46b2b4c
 KINDS = 'holds', 'does not hold', 'undecided'
@@ -74,6 +81,26 @@ def judge(
     elif borne_out and len(intervals) > 1:
         kind = 'holds'
     return Verdict(kind, intervals, sum(len(values) for values in differences.values()))
+
+# %% ../../nbs/69_papers.exhibits.ipynb #8ff98654
+def draw_intervals(
+    ax,
+    rows:dict, # name -> (mean, half-width or None), the first one on top; None: a row left empty
+    color, # of all, or a list with one for each row
+    shift:float=0., # downwards, in rows, where several sets share the names
+    marker:str='o',
+    label:str=None, # of the set, in a legend
+):
+    "A point with its bar in each row."
+    colors = [color] * len(rows) if isinstance(color, str) else color
+    for place, (pair, own) in enumerate(zip(rows.values(), colors)):
+        if pair is not None:
+            mean, half = pair
+            ax.errorbar(mean, place + shift, xerr=half, fmt=marker, ms=4, lw=1.3, color=own,
+                        label=label)
+            label = None                                    # once in the legend
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(ylim=(len(rows) - .5, -.5))
 
 # %% ../../nbs/69_papers.exhibits.ipynb #111b9ec9
 @dataclass(frozen=True)
@@ -201,16 +228,17 @@ class Exhibit:
             trainings=len(results), seconds=sum(result['seconds'] for result in results))
 
 # %% ../../nbs/69_papers.exhibits.ipynb #d4f195ec
+DEFAULTS = asdict(Recipe())
+
+
 def slim(
     result:dict, # of `run`
-    curve:bool=False, # keep what was measured during training
 ) -> dict:
     "A run without what only a report draws; fields of the recipe that are at their default go."
-    default = asdict(Recipe())
     recipe = {name: value for name, value in result['recipe'].items()
-              if value != default[name] or name in ('loss', 'options', 'data', 'seed')}
+              if value != DEFAULTS[name] or name in ('loss', 'options', 'data', 'seed')}
     kept = {name: result[name] for name in ('untrained', 'trained', 'seconds') if name in result}
-    return dict(recipe=recipe) | kept | (dict(curve=result['curve']) if curve else {})
+    return dict(recipe=recipe) | kept
 
 
 def differs(
@@ -222,6 +250,95 @@ def differs(
     return {key: abs(again['trained'][key] - value) for key, value in kept['trained'].items()}
 
 # %% ../../nbs/69_papers.exhibits.ipynb #b7aa1d05
+def key_of(
+    recipe, # a `Recipe`, or a dictionary of its fields
+    seed:bool=True, # False: the same for all seeds
+) -> str: # the same for the same recipe
+    fields = asdict(recipe) if isinstance(recipe, Recipe) else recipe
+    told = {name: value for name, value in fields.items()
+            if value != DEFAULTS[name] and (seed or name != 'seed')}
+    return json.dumps(told, sort_keys=True)
+
+
+def by_recipe(
+    runs:list, # results of `run`, or what `slim` keeps of them
+) -> dict: # key of its recipe -> run
+    return {key_of(each['recipe']): each for each in runs}
+
+
+def scores(
+    runs:dict, # from `by_recipe`
+    recipes:list, # of `Recipe`
+    key:str='recall@1', # a measure
+    when:str='trained', # or 'untrained'
+) -> np.ndarray: # (n,) shares, in the order of the recipes
+    "Raises `KeyError` for a recipe that was not run."
+    return np.array([runs[key_of(recipe)][when][key] for recipe in recipes])
+
+# %% ../../nbs/69_papers.exhibits.ipynb #8ef6c914
+@contextmanager
+def ready(
+    recipe:Recipe,
+    shelf:Shelf, # of its images
+): # the Learner before training; the images of training, and those that are searched
+    "On the processor, with the seeds and threads of the recipe inside."
+    with reproducible(recipe):
+        (train, valid), _ = recipe_parts(recipe, shelf, 'cpu')
+        dls = recipe_loaders(recipe, train, valid, 'cpu')
+        watcher = recipe_callback(recipe, class_count(train))
+        cbs = [] if watcher is None else [watcher]
+        learn = recipe_learner(recipe, dls, class_count(train), cbs)
+        with learn.no_logging():
+            yield learn, train, valid
+
+# %% ../../nbs/69_papers.exhibits.ipynb #aeead3f9
+def kept(
+    path, # of a JSON file; its folder is made if need be
+    make, # a function of nothing
+): # JSON values
+    "What the file holds, or what `make()` gives, which is then written there."
+    path = Path(path)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(make()).encode())
+    return json.loads(path.read_text(encoding='utf-8'))
+
+
+@contextmanager
+def adding_up(
+    path, # of a JSON file; its folder is made if need be
+    **counts, # further numbers to add, by name
+):
+    "Adds to `process` and `wall` the seconds inside, of the processor and by the clock."
+    path = Path(path)
+    start = time.process_time(), time.perf_counter()
+    yield
+    spent = dict(process=time.process_time() - start[0], wall=time.perf_counter() - start[1])
+    before = kept(path, dict)
+    every = {name: before.get(name, 0) + number for name, number in (spent | counts).items()}
+    write_atomically(path, json.dumps(before | every).encode())
+
+# %% ../../nbs/69_papers.exhibits.ipynb #66e7097f
+def printed_rows(
+    text:str, # a line for each row: words, a colon, a number for each column
+    columns, # names of the numbers
+    key:str='method', # name of the words; several names, between blanks, for as many words
+    lines=None, # of the paper's text where the rows stand, one for each
+    **same, # further words, the same in all rows
+) -> list: # of dictionaries
+    "A table as data. A dash, no number, is None, and so is '?', which our copy has lost."
+    keys = key.split()
+    rows = []
+    for line in text.strip().splitlines():
+        words, _, numbers = line.partition(':')
+        values = [None if cell in ('-', '?') else float(cell) for cell in numbers.split()]
+        named = zip(keys, words.strip().rsplit(maxsplit=len(keys) - 1), strict=True)
+        rows.append(dict(named) | same | dict(zip(columns, values, strict=True)))
+    if lines is None:
+        return rows
+    return [row | dict(source=f'line {line}') for row, line in zip(rows, lines, strict=True)]
+
+# %% ../../nbs/69_papers.exhibits.ipynb #b8ac9aff
 def beside(
     exhibit:Exhibit,
     rows:list, # measured, from `reproduce`
@@ -243,6 +360,7 @@ def beside(
 
 def as_text(
     value, # None, words, a number, or (mean, half-width or None)
+    style:str=None, # of numbers, as '.1f', or '+.1f' for the sign of a mean; None: a few digits
 ) -> str:
     "A cell of a table."
     if value is None:
@@ -251,8 +369,41 @@ def as_text(
         return value
     if isinstance(value, (tuple, list)):
         mean, half = value
-        return f'{mean:.3g}' if half is None else f'{mean:.3g} ± {half:.2g}'
-    return f'{value:.4g}' if isinstance(value, float) else f'{value}'
+        text = format(mean, style or '.3g')
+        return text if half is None else f"{text} ± {format(half, (style or '.2g').lstrip('+'))}"
+    if style is None:
+        return f'{value:.4g}' if isinstance(value, float) else f'{value}'
+    return format(value, style)
+
+# %% ../../nbs/69_papers.exhibits.ipynb #a3386130
+def shown(
+    exhibit:Exhibit,
+    found:dict, # from `reproduce`
+    table:str=None, # Markdown; None: printed beside measured
+) -> str: # Markdown
+    "What it is, where it is printed, what stands in, and the table."
+    errata = f" Errata: {', '.join(exhibit.errata)}." if exhibit.errata else ''
+    trained = f" {found['trainings']} trainings." if found['trainings'] else ''
+    note = exhibit.note and f": {exhibit.note.rstrip('.')}"
+    head = f'*{exhibit.title}* ({exhibit.source} of the text). Status: **{exhibit.status}**{note}.'
+    table = as_markdown(*beside(exhibit, found['rows'])) if table is None else table
+    return f'{head}{trained}{errata}\n\n{table}'
+
+
+def overview(
+    exhibits:list, # of `Exhibit`
+    found:dict, # name -> what `reproduce` gave, where it was run
+) -> str: # Markdown
+    "A row for each table and figure."
+    rows = []
+    for exhibit in exhibits:
+        cost = found.get(exhibit.name, dict(trainings=0, seconds=0.))
+        minutes = f"{cost['seconds'] / 60:.1f}" if cost['seconds'] >= 3 else ''
+        rows.append([exhibit.name, exhibit.title, exhibit.source, exhibit.status,
+                     f"{cost['trainings'] or ''}", minutes, ', '.join(exhibit.errata)])
+    columns = ['exhibit', 'what it shows', 'in the text', 'status', 'trainings', 'minutes',
+               'errata']
+    return as_markdown(columns, rows)
 
 # %% ../../nbs/69_papers.exhibits.ipynb #4e6a23d1
 PAPERS = {
@@ -282,3 +433,36 @@ def find_exhibits(
         raise ValueError(f"exhibit: one of {', '.join(each.name for each in every)} is wanted for "
                          f'paper {paper}, {name!r} was given')
     return found
+
+# %% ../../nbs/69_papers.exhibits.ipynb #3dd9040e
+def made_up_birds(
+    folder, # gets the lists and the pictures of CUB-200-2011
+    classes, # their numbers; up to 100 they train, the others are searched
+    images:int=4, # of each
+):
+    "Pictures of noise in the official layout."
+    folder = Path(folder)
+    items = list(enumerate(np.repeat(classes, images), 1))
+    lists = {
+        'classes': [f'{number} {number:03d}.Bird' for number in classes],
+        'images': [f'{i} {number:03d}.Bird/{i}.png' for i, number in items],
+        'image_class_labels': [f'{i} {number}' for i, number in items],
+    }
+    for name, lines in lists.items():
+        (folder/f'{name}.txt').write_text('\n'.join(lines))
+    draw = np.random.default_rng(0)
+    for i, number in items:
+        path = folder/'images'/f'{number:03d}.Bird'/f'{i}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 255, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+
+
+def one_step(
+    recipe:Recipe, # of scale paper
+    data:str, # as 'cub200:FOLDER'
+    **changes, # to make it smaller still
+) -> dict: # as from `run`
+    "One step of it, on small pictures and from random weights."
+    small = dict(weights=None, size=64, epochs=1, steps=1) | changes
+    return run(replace(recipe, data=data, **small), device='cpu')

@@ -34,6 +34,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -1372,14 +1373,39 @@ def sweep(
     return recipes
 
 # %% ../nbs/60_experiment.ipynb #0bc7e161
-_of_process = [] # the shelf of a process that `run_many` started
+_shelf = Shelf() # of a process that `run_many` started
 
 
+def named_run(
+    recipe:Recipe,
+    folder, # of finished runs
+    fresh:bool,
+    shelf:Shelf=_shelf,
+) -> None:
+    "Train and keep it. Raises `RuntimeError` that names the recipe and what went wrong."
+    try:
+        kept_run(recipe, shelf, folder, fresh)
+    except Exception as error:
+        said = ' '.join(str(error).split())                 # on one line
+        raise RuntimeError(f'{recipe}: {type(error).__name__}: {said}') from error
+
+
+def train_here(recipes, folder, fresh, shelf, done) -> list: # of the errors
+    "One after the other."
+    failed = []
+    for recipe in recipes:
+        try:
+            named_run(recipe, folder, fresh, shelf)
+        except RuntimeError as error:
+            failed.append(error)
+        done()
+    return failed
+
+# %% ../nbs/60_experiment.ipynb #b3dc0592
 def begin_work():
     "Of a process for runs: Ctrl-C is its parent's to answer, and it ends with its parent."
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    _of_process[:] = [Shelf()]
 
 
 def end_with(parent):
@@ -1387,45 +1413,42 @@ def end_with(parent):
     os._exit(1)
 
 
-def work_on(
-    fields:dict, # of a recipe
-    folder, # of finished runs
-    fresh:bool,
-) -> None:
-    "Train and keep it, in a process that `begin_work` began."
-    kept_run(Recipe(**fields), _of_process[0], folder, fresh)
-
-
-def train_here(recipes, folder, fresh, shelf, done):
-    "One after the other. Returns [(recipe, error)]."
-    failed = []
-    for recipe in recipes:
-        try:
-            kept_run(recipe, shelf, folder, fresh)
-        except Exception as error:
-            failed.append((recipe, error))
-        done()
-    return failed
-
-
-def train_in_processes(recipes, folder, fresh, workers, done):
-    "As they come. Returns [(recipe, error)]."
+def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the errors
+    "As they come. Raises `RuntimeError` if no process can begin."
     exported = import_module('dml_nb.experiment')           # which a new process can import
     spawn = multiprocessing.get_context('spawn')
+    sent = [exported.Recipe(**asdict(recipe)) for recipe in recipes]
     failed = []
-    with ProcessPoolExecutor(workers, spawn, exported.begin_work) as pool:
-        jobs = {pool.submit(exported.work_on, asdict(recipe), folder, fresh): recipe
-                for recipe in recipes}
+    lost = []
+    with ProcessPoolExecutor(min(workers, len(sent)), spawn, exported.begin_work) as pool:
+        began = pool.submit(os.getpid)
+        jobs = {pool.submit(exported.named_run, recipe, folder, fresh): recipe for recipe in sent}
         try:
             for job in as_completed(jobs):
-                if job.exception() is not None:
-                    failed.append((jobs[job], job.exception()))
+                error = job.exception()
+                if isinstance(error, BrokenProcessPool):
+                    lost.append(jobs[job])
+                    continue
+                if error is not None:
+                    failed.append(error)
                 done()
         except BaseException:
             for process in list(pool._processes.values()):
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+    if began.exception() is not None:
+        raise RuntimeError("workers: processes that can begin are wanted, the first one died; a "
+                           "script that calls run_many wants if __name__ == '__main__':"
+                           ) from began.exception()
+    if lost and len(recipes) == 1:
+        failed.append(RuntimeError(f'{recipes[0]}: its process died, perhaps for want of memory'))
+        done()
+        return failed
+    middle = (len(lost) + 1) // 2
+    for half in (lost[:middle], lost[middle:]):
+        if half:
+            failed += train_in_processes(half, folder, fresh, workers, done)
     return failed
 
 # %% ../nbs/60_experiment.ipynb #0d18a37f
@@ -1472,7 +1495,7 @@ def run_many(
     gives the same numbers. All recipes that can be are run before an error is raised.
 
     Raises `ValueError` for data that do not fit a recipe, before any training, and for a file that
-    holds no run, and `RuntimeError` naming the recipes that failed."""
+    holds no run, and `RuntimeError` naming the recipes that failed, when all others are kept."""
     recipes = list(recipes)
     if workers is None:
         workers = os.cpu_count() or 1
@@ -1501,10 +1524,10 @@ def run_many(
         else:
             failed = train_here(todo, folder, fresh, shelf, done)
     if failed:
-        named = '; '.join(f'{recipe}: {error}' for recipe, error in failed[:3])
-        more = f' and {len(failed) - 3} more' if len(failed) > 3 else ''
+        named = '; '.join(map(str, failed))
         raise RuntimeError(f'recipes: ones that can be run are wanted, {len(failed)} of '
-                           f'{len(todo)} failed: {named}{more}') from failed[0][1]
+                           f'{len(todo)} failed: {named}; all others are kept in {folder}'
+                           ) from failed[0]
     return [read_run(path, recipe, shelf.digest(recipe)) for path, recipe in zip(paths, recipes)]
 
 # %% ../nbs/60_experiment.ipynb #e79214a2

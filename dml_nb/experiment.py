@@ -1329,17 +1329,21 @@ def save_results(
 
 # %% ../nbs/60_experiment.ipynb #bccb3eb3
 def changed(
-    recipe:Recipe,
-    name:str, # a field, or field.key
-    value,
+    base:Recipe,
+    setting:dict, # field, or field.key -> value
 ) -> Recipe:
-    "The recipe with another value there. Raises `ValueError` for an unknown field."
-    name, _, key = name.partition('.')
+    """The recipe with other values there, all at once, because fields may contradict each other on
+    the way. Raises `ValueError` for an unknown field."""
     known = [each.name for each in dataclasses.fields(Recipe)]
-    if name not in known or key and not isinstance(getattr(recipe, name), dict):
-        raise ValueError(f'grid: fields of a recipe ({", ".join(known)}), or entries of one as '
-                         f'options.margin, are wanted, {name}{"." * bool(key)}{key} was given')
-    return replace(recipe, **{name: getattr(recipe, name) | {key: value} if key else value})
+    fields = {}
+    for place, value in setting.items():
+        name, _, key = place.partition('.')
+        before = fields.get(name, getattr(base, name, None))
+        if name not in known or key and not isinstance(before, dict):
+            raise ValueError(f'grid: fields of a recipe ({", ".join(known)}), or entries of one as '
+                             f'options.margin, are wanted, {place} was given')
+        fields[name] = before | {key: value} if key else value
+    return replace(base, **fields)
 
 
 def value_of(
@@ -1359,16 +1363,12 @@ def sweep(
     "Raises `ValueError` for an unknown field, an empty list, and as `Recipe`."
     if isinstance(seeds, int):
         seeds = range(check_number('seeds', seeds, lo=1, integer=True))
-    names = list(grid)
-    for name in names:
-        if not isinstance(grid[name], (list, tuple, range)) or not len(grid[name]):
-            raise ValueError(f'grid: a list of values is wanted for {name}, {grid[name]!r} was '
-                             'given')
+    for name, values in grid.items():
+        if not isinstance(values, (list, tuple, range)) or not len(values):
+            raise ValueError(f'grid: a list of values is wanted for {name}, {values!r} was given')
     recipes = []
     for values in itertools.product(*grid.values()):
-        setting = base
-        for name, value in zip(names, values):
-            setting = changed(setting, name, value)
+        setting = changed(base, dict(zip(grid, values)))
         recipes += [replace(setting, seed=seed) for seed in seeds]
     return recipes
 

@@ -773,13 +773,15 @@ class StepSampler(ClassBatchSampler):
 
     def cycle(self):
         length = super().__len__()
-        pass_, first = self.epoch, self.epoch * self.batches
+        own_pass = self.epoch
+        first = own_pass * self.batches                     # batches of the passes before
         found = []
         try:
-            for self.epoch in range(first // length, -(-(first + self.batches) // length)):
+            for cycle in range(first // length, -(-(first + self.batches) // length)):
+                self.epoch = cycle                          # of its base
                 found += super().cycle()
         finally:
-            self.epoch = pass_
+            self.epoch = own_pass
         return found[first % length:][:self.batches]
 
     def _identity(self):

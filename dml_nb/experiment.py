@@ -64,8 +64,7 @@ from .data import (
     ImageSet, _name_and_path, crop_and_flip, load_data, split_by_class, split_by_image,
     turn_classes)
 from .embedding import BODIES, SMALL, Features, create_embedder, is_timm, small_convnet
-from .learner import (
-    ClassBatchDL, PeerLoss, metric_dataloaders, metric_learner, needed)
+from .learner import ClassBatchDL, PeerLoss, metric_learner, needed
 from .losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
 from .losses.catalogue import LOSSES
@@ -803,14 +802,9 @@ def recipe_loaders(
     device,
 ) -> DataLoaders:
     "Batches of P × M, and with hidden labels as many unlabelled images as the data have of them."
-    augment = crop_flip if recipe.augment else None
-    if not recipe.steps and not recipe.unlabelled:
-        return metric_dataloaders(
-            train, valid, recipe.classes, recipe.per_class, seed=recipe.seed, augment=augment,
-            device=device)
-    batch = recipe.classes * recipe.per_class
     free = 0
     if recipe.unlabelled:
+        batch = recipe.classes * recipe.per_class
         share = recipe.unlabelled / (1 - recipe.unlabelled)
         free = min(max(1, round(batch * share)), batch, int((train.labels < 0).sum()))
     chosen = train.labels, recipe.classes, recipe.per_class, recipe.seed
@@ -818,7 +812,7 @@ def recipe_loaders(
         sampler = StepSampler(*chosen, free, recipe.every or recipe.steps)
     else:
         sampler = ClassBatchSampler(*chosen, unlabelled_per_batch=free)
-    batches = ClassBatchDL(train, sampler, augment, num_workers=0)
+    batches = ClassBatchDL(train, sampler, crop_flip if recipe.augment else None, num_workers=0)
     return DataLoaders(batches, TfmdDL(valid, bs=256, num_workers=0), device=device)
 
 # %% ../nbs/60_experiment.ipynb #a9c7b74f

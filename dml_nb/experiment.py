@@ -49,7 +49,7 @@ from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, fit_one_cycle
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.optimizer import SGD, Adam
-from fastai.torch_core import no_random, to_float
+from fastai.torch_core import no_random
 from scipy.stats import t as student
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
@@ -69,7 +69,7 @@ from .losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
 from .losses.catalogue import LOSSES
 from .losses.dro import BinomialPair, MarginPair
-from .memory import CrossBatchMemory, GradientCache
+from .memory import CrossBatchMemory, GradientCache, replace_next_call
 from dml_nb.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, paired_test, symmetric_noise,
     welch_test)
@@ -818,30 +818,21 @@ def recipe_loaders(
 # %% ../nbs/60_experiment.ipynb #a9c7b74f
 class Autocast(Callback):
     "The network in bfloat16 while it trains, the loss in float32."
-    order = 10
+    order = 10                                              # around the chunks of GradientCache
     run_valid = False
-    context = None
 
     def before_batch(self):
-        self.context = torch.autocast(self.dls.device.type, torch.bfloat16)
-        self.context.__enter__()
+        replace_next_call(self.model, self.in_bfloat16)
 
-    def after_pred(self):
-        self.leave()
-        self.learn.pred = to_float(self.pred)
-
-    def leave(self):
-        if self.context is not None:
-            self.context.__exit__(None, None, None)
-            self.context = None
-
-    def after_batch(self):
-        self.leave()                                        # of a batch that was cancelled
+    def in_bfloat16(self, forward, *args, **kwargs):
+        with torch.autocast(self.dls.device.type, torch.bfloat16):
+            z = forward(*args, **kwargs)
+        return z.float()
 
 
 class NoValidLoss(Callback):
     "Leaves out the loss on the images that are searched, which nobody asks for."
-    order = 15                                              # after Autocast
+    order = 15                                              # after those that watch
 
     def after_pred(self):
         if not self.training:

@@ -1205,7 +1205,7 @@ def run_path(
 
 def kept_run(
     recipe:Recipe,
-    images, # what it names, an `ImageSet`; or a `Shelf`
+    shelf:Shelf, # with what it names
     folder, # of finished runs, made if need be
     fresh:bool=False, # run even if it is there
     progress=None, # called with the number of epochs done
@@ -1214,9 +1214,8 @@ def kept_run(
 
     Raises as `run`, `ValueError` if the file holds no such run, `OSError` naming the file that
     cannot be written."""
-    shelf = images if isinstance(images, Shelf) else Shelf(images)
     path = run_path(recipe, shelf, folder)
-    checkpoints = path.with_suffix('.run')
+    checkpoints = checkpoint_path(recipe, shelf.digest(recipe), own_device(), folder)
     progress = progress or (lambda epochs: None)
     if path.is_file() and not fresh:
         result = read_run(path, recipe, shelf.digest(recipe))
@@ -1271,10 +1270,11 @@ def run_all(
     a file that holds no run, and `OSError` naming a file that cannot be written."""
     for recipe in recipes:
         split_images(recipe, images)
+    shelf = Shelf(images)                                   # so pixels are searched once for all
     runs = []
     for recipe in recipes:
         each = None if progress is None else partial(progress, recipe)
-        runs.append(kept_run(recipe, images, folder, fresh, each))
+        runs.append(kept_run(recipe, shelf, folder, fresh, each))
     rows = comparison_rows(runs)
     results = provenance(recipes, images)
     return results | dict(rows=rows, table=comparison_table(rows), runs=runs)

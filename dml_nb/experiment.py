@@ -588,7 +588,6 @@ class CountEpochs(Callback):
         self.call()
 
 # %% ../nbs/60_experiment.ipynb #0b3d943a
-MEASURED = ('recall@1', 'map@r')
 RETRIEVAL = ('recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr', 'r_precision')
 
 
@@ -942,10 +941,9 @@ def measure_input(
         known = (rows_of(train), train.labels) if learned else None
         return measure(rows_of(valid), valid.labels, recipe.measures, known, recipe.seed)
 
-    draws = {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     body = [recipe.arch, recipe.weights, recipe.body_width] if recipe.frozen else None
-    if recipe.frozen and recipe.weights is None:
-        draws = True                                        # the body is a random one
+    random_body = recipe.frozen and recipe.weights is None
+    draws = random_body or {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     numbers = [valid.index, valid.labels] + ([train.index, train.labels] if learned else [])
     found = hashlib.sha256(b''.join(each.tobytes() for each in numbers)).hexdigest()
     return dict(shelf.once(make, 'input', recipe.data, recipe.size, body, found, recipe.measures,

@@ -132,7 +132,7 @@ def named_part(
         raise ValueError(f'{given}_options: parameters of {kind.__name__} are wanted, '
                          f'{options!r} was given; {error}') from error
 
-
+# %% ../nbs/60_experiment.ipynb #c654d4b5
 def with_parts(
     entry, # of `LOSSES`
     settings:dict, # parameters, some of them perhaps names
@@ -757,7 +757,7 @@ def recipe_parts(
         images.source = source
     return standard, as_they_are
 
-# %% ../nbs/60_experiment.ipynb #6a9abcd5
+# %% ../nbs/60_experiment.ipynb #d1565fc5
 class StepSampler(ClassBatchSampler):
     "Passes of a given number of batches, which go on through the cycles of its base."
 
@@ -785,7 +785,7 @@ class StepSampler(ClassBatchSampler):
     def _identity(self):
         return super()._identity() | dict(batches=self.batches)
 
-
+# %% ../nbs/60_experiment.ipynb #6a9abcd5
 def crop_flip(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
@@ -837,21 +837,7 @@ class NoValidLoss(Callback):
         if not self.training:
             raise CancelBatchException()
 
-
-class QuietCheckpoints(Checkpoints):
-    "Goes on where a run was cut off, and says nothing about it."
-
-    def before_fit(self):
-        with redirect_stdout(io.StringIO()):
-            super().before_fit()
-
-    def after_fit(self):
-        pass                                            # the result is written instead
-
-
-CHECKPOINT_STEPS = 100 # between two checkpoints of a run
-
-
+# %% ../nbs/60_experiment.ipynb #e45e6c36
 def recipe_learner(
     recipe:Recipe,
     dls:DataLoaders,
@@ -893,26 +879,7 @@ def fit(
         rates = np.array([hyper['lr'] for hyper in learn.opt.hypers])
         learn.fit(passes, recipe.lr, cbs=ParamScheduler({'lr': SchedCos(rates, 0 * rates)}))
 
-# %% ../nbs/60_experiment.ipynb #394661fe
-def finite(
-    value, # numbers in lists and dictionaries
-): # the same for JSON
-    "None in place of NaN and infinity."
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
-        return None
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def sizes(
-    images:ImageSet,
-) -> dict:
-    return dict(images=len(images), classes=class_count(images))
-
-
+# %% ../nbs/60_experiment.ipynb #8f4156d0
 def rows_of(
     images:ImageSet,
 ) -> Tensor: # (N, F)
@@ -949,7 +916,7 @@ def measure_input(
     return dict(shelf.once(make, 'input', recipe.data, recipe.size, body, found, recipe.measures,
                            recipe.seed if draws else None))
 
-
+# %% ../nbs/60_experiment.ipynb #721f422c
 def measure_model(
     recipe:Recipe,
     learn,
@@ -973,8 +940,62 @@ def curve_of(
                       'map@r': map_at_r})
     return curve
 
-# %% ../nbs/60_experiment.ipynb #379ba9e0
+
+def finite(
+    value, # numbers in lists and dictionaries
+): # the same for JSON
+    "None in place of NaN and infinity."
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+# %% ../nbs/60_experiment.ipynb #cb9d5678
+class QuietCheckpoints(Checkpoints):
+    "Goes on where a run was cut off, and says nothing about it."
+
+    def before_fit(self):
+        with redirect_stdout(io.StringIO()):
+            super().before_fit()
+
+    def after_fit(self):
+        pass                                            # the result is written instead
+
+
+CHECKPOINT_STEPS = 100 # between two checkpoints of a run
+
+
+def checkpoint_path(
+    recipe:Recipe,
+    data:str, # SHA-256 of its images
+    device:torch.device,
+    folder, # of runs
+) -> Path:
+    "The folder of its checkpoints, which no other recipe has."
+    return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
+
+
+def remove_checkpoints(
+    path:Path, # a folder, perhaps
+):
+    "Whole, or so that a kill in between leaves nothing under that name."
+    gone = path.with_suffix('.gone')
+    shutil.rmtree(gone, ignore_errors=True)
+    if path.is_dir():
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+# %% ../nbs/60_experiment.ipynb #394661fe
 LARGEST_INPUT = 2**27 # numbers in the pictures that are searched as they are
+
+
+def sizes(
+    images:ImageSet,
+) -> dict:
+    return dict(images=len(images), classes=class_count(images))
 
 
 def run_on(
@@ -1024,27 +1045,6 @@ def run_on(
         if watcher is not None:
             result['history'] = finite(watcher.history)
     return result
-
-# %% ../nbs/60_experiment.ipynb #75420c39
-def checkpoint_path(
-    recipe:Recipe,
-    data:str, # SHA-256 of its images
-    device:torch.device,
-    folder, # of runs
-) -> Path:
-    "The folder of its checkpoints, which no other recipe has."
-    return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
-
-
-def remove_checkpoints(
-    path:Path, # a folder, perhaps
-):
-    "Whole, or so that a kill in between leaves nothing under that name."
-    gone = path.with_suffix('.gone')
-    shutil.rmtree(gone, ignore_errors=True)
-    if path.is_dir():
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 # %% ../nbs/60_experiment.ipynb #bb10b82e
 def run(
@@ -1154,7 +1154,7 @@ def run_key(
         facts['device'] = device
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
-
+# %% ../nbs/60_experiment.ipynb #3a47e44d
 def is_run(
     found, # what a file holds
     recipe:Recipe,

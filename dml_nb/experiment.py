@@ -34,6 +34,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -48,7 +49,7 @@ from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler, SchedCos, fit_one_cycle
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.optimizer import SGD, Adam
-from fastai.torch_core import no_random, to_float
+from fastai.torch_core import no_random
 from scipy.stats import t as student
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
@@ -63,13 +64,12 @@ from .data import (
     ImageSet, _name_and_path, crop_and_flip, load_data, split_by_class, split_by_image,
     turn_classes)
 from .embedding import BODIES, SMALL, Features, create_embedder, is_timm, small_convnet
-from .learner import (
-    ClassBatchDL, PeerLoss, metric_dataloaders, metric_learner, needed)
+from .learner import ClassBatchDL, PeerLoss, metric_learner, needed
 from .losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
 from .losses.catalogue import LOSSES
 from .losses.dro import BinomialPair, MarginPair
-from .memory import CrossBatchMemory, GradientCache
+from .memory import CrossBatchMemory, GradientCache, replace_next_call
 from dml_nb.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, paired_test, symmetric_noise,
     welch_test)
@@ -132,7 +132,7 @@ def named_part(
         raise ValueError(f'{given}_options: parameters of {kind.__name__} are wanted, '
                          f'{options!r} was given; {error}') from error
 
-
+# %% ../nbs/60_experiment.ipynb #c654d4b5
 def with_parts(
     entry, # of `LOSSES`
     settings:dict, # parameters, some of them perhaps names
@@ -588,7 +588,6 @@ class CountEpochs(Callback):
         self.call()
 
 # %% ../nbs/60_experiment.ipynb #0b3d943a
-MEASURED = ('recall@1', 'map@r')
 RETRIEVAL = ('recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr', 'r_precision')
 
 
@@ -758,7 +757,7 @@ def recipe_parts(
         images.source = source
     return standard, as_they_are
 
-# %% ../nbs/60_experiment.ipynb #6a9abcd5
+# %% ../nbs/60_experiment.ipynb #d1565fc5
 class StepSampler(ClassBatchSampler):
     "Passes of a given number of batches, which go on through the cycles of its base."
 
@@ -772,19 +771,21 @@ class StepSampler(ClassBatchSampler):
 
     def cycle(self):
         length = super().__len__()
-        pass_, first = self.epoch, self.epoch * self.batches
+        own_pass = self.epoch
+        first = own_pass * self.batches                     # batches of the passes before
         found = []
         try:
-            for self.epoch in range(first // length, -(-(first + self.batches) // length)):
+            for cycle in range(first // length, -(-(first + self.batches) // length)):
+                self.epoch = cycle                          # of its base
                 found += super().cycle()
         finally:
-            self.epoch = pass_
+            self.epoch = own_pass
         return found[first % length:][:self.batches]
 
     def _identity(self):
         return super()._identity() | dict(batches=self.batches)
 
-
+# %% ../nbs/60_experiment.ipynb #6a9abcd5
 def crop_flip(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
@@ -800,14 +801,9 @@ def recipe_loaders(
     device,
 ) -> DataLoaders:
     "Batches of P × M, and with hidden labels as many unlabelled images as the data have of them."
-    augment = crop_flip if recipe.augment else None
-    if not recipe.steps and not recipe.unlabelled:
-        return metric_dataloaders(
-            train, valid, recipe.classes, recipe.per_class, seed=recipe.seed, augment=augment,
-            device=device)
-    batch = recipe.classes * recipe.per_class
     free = 0
     if recipe.unlabelled:
+        batch = recipe.classes * recipe.per_class
         share = recipe.unlabelled / (1 - recipe.unlabelled)
         free = min(max(1, round(batch * share)), batch, int((train.labels < 0).sum()))
     chosen = train.labels, recipe.classes, recipe.per_class, recipe.seed
@@ -815,56 +811,33 @@ def recipe_loaders(
         sampler = StepSampler(*chosen, free, recipe.every or recipe.steps)
     else:
         sampler = ClassBatchSampler(*chosen, unlabelled_per_batch=free)
-    batches = ClassBatchDL(train, sampler, augment, num_workers=0)
+    batches = ClassBatchDL(train, sampler, crop_flip if recipe.augment else None, num_workers=0)
     return DataLoaders(batches, TfmdDL(valid, bs=256, num_workers=0), device=device)
 
 # %% ../nbs/60_experiment.ipynb #a9c7b74f
 class Autocast(Callback):
     "The network in bfloat16 while it trains, the loss in float32."
-    order = 10
+    order = 10                                              # around the chunks of GradientCache
     run_valid = False
-    context = None
 
     def before_batch(self):
-        self.context = torch.autocast(self.dls.device.type, torch.bfloat16)
-        self.context.__enter__()
+        replace_next_call(self.model, self.in_bfloat16)
 
-    def after_pred(self):
-        self.leave()
-        self.learn.pred = to_float(self.pred)
-
-    def leave(self):
-        if self.context is not None:
-            self.context.__exit__(None, None, None)
-            self.context = None
-
-    def after_batch(self):
-        self.leave()                                        # of a batch that was cancelled
+    def in_bfloat16(self, forward, *args, **kwargs):
+        with torch.autocast(self.dls.device.type, torch.bfloat16):
+            z = forward(*args, **kwargs)
+        return z.float()
 
 
 class NoValidLoss(Callback):
     "Leaves out the loss on the images that are searched, which nobody asks for."
-    order = 15                                              # after Autocast
+    order = 15                                              # after those that watch
 
     def after_pred(self):
         if not self.training:
             raise CancelBatchException()
 
-
-class QuietCheckpoints(Checkpoints):
-    "Goes on where a run was cut off, and says nothing about it."
-
-    def before_fit(self):
-        with redirect_stdout(io.StringIO()):
-            super().before_fit()
-
-    def after_fit(self):
-        pass                                            # the result is written instead
-
-
-CHECKPOINT_STEPS = 100 # between two checkpoints of a run
-
-
+# %% ../nbs/60_experiment.ipynb #e45e6c36
 def recipe_learner(
     recipe:Recipe,
     dls:DataLoaders,
@@ -906,26 +879,7 @@ def fit(
         rates = np.array([hyper['lr'] for hyper in learn.opt.hypers])
         learn.fit(passes, recipe.lr, cbs=ParamScheduler({'lr': SchedCos(rates, 0 * rates)}))
 
-# %% ../nbs/60_experiment.ipynb #394661fe
-def finite(
-    value, # numbers in lists and dictionaries
-): # the same for JSON
-    "None in place of NaN and infinity."
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
-        return None
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def sizes(
-    images:ImageSet,
-) -> dict:
-    return dict(images=len(images), classes=class_count(images))
-
-
+# %% ../nbs/60_experiment.ipynb #8f4156d0
 def rows_of(
     images:ImageSet,
 ) -> Tensor: # (N, F)
@@ -954,16 +908,15 @@ def measure_input(
         known = (rows_of(train), train.labels) if learned else None
         return measure(rows_of(valid), valid.labels, recipe.measures, known, recipe.seed)
 
-    draws = {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     body = [recipe.arch, recipe.weights, recipe.body_width] if recipe.frozen else None
-    if recipe.frozen and recipe.weights is None:
-        draws = True                                        # the body is a random one
+    random_body = recipe.frozen and recipe.weights is None
+    draws = random_body or {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     numbers = [valid.index, valid.labels] + ([train.index, train.labels] if learned else [])
     found = hashlib.sha256(b''.join(each.tobytes() for each in numbers)).hexdigest()
     return dict(shelf.once(make, 'input', recipe.data, recipe.size, body, found, recipe.measures,
                            recipe.seed if draws else None))
 
-
+# %% ../nbs/60_experiment.ipynb #721f422c
 def measure_model(
     recipe:Recipe,
     learn,
@@ -987,8 +940,62 @@ def curve_of(
                       'map@r': map_at_r})
     return curve
 
-# %% ../nbs/60_experiment.ipynb #379ba9e0
+
+def finite(
+    value, # numbers in lists and dictionaries
+): # the same for JSON
+    "None in place of NaN and infinity."
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
+
+# %% ../nbs/60_experiment.ipynb #cb9d5678
+class QuietCheckpoints(Checkpoints):
+    "Goes on where a run was cut off, and says nothing about it."
+
+    def before_fit(self):
+        with redirect_stdout(io.StringIO()):
+            super().before_fit()
+
+    def after_fit(self):
+        pass                                            # the result is written instead
+
+
+CHECKPOINT_STEPS = 100 # between two checkpoints of a run
+
+
+def checkpoint_path(
+    recipe:Recipe,
+    data:str, # SHA-256 of its images
+    device:torch.device,
+    folder, # of runs
+) -> Path:
+    "The folder of its checkpoints, which no other recipe has."
+    return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
+
+
+def remove_checkpoints(
+    path:Path, # a folder, perhaps
+):
+    "Whole, or so that a kill in between leaves nothing under that name."
+    gone = path.with_suffix('.gone')
+    shutil.rmtree(gone, ignore_errors=True)
+    if path.is_dir():
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+# %% ../nbs/60_experiment.ipynb #394661fe
 LARGEST_INPUT = 2**27 # numbers in the pictures that are searched as they are
+
+
+def sizes(
+    images:ImageSet,
+) -> dict:
+    return dict(images=len(images), classes=class_count(images))
 
 
 def run_on(
@@ -1038,27 +1045,6 @@ def run_on(
         if watcher is not None:
             result['history'] = finite(watcher.history)
     return result
-
-# %% ../nbs/60_experiment.ipynb #75420c39
-def checkpoint_path(
-    recipe:Recipe,
-    data:str, # SHA-256 of its images
-    device:torch.device,
-    folder, # of runs
-) -> Path:
-    "The folder of its checkpoints, which no other recipe has."
-    return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
-
-
-def remove_checkpoints(
-    path:Path, # a folder, perhaps
-):
-    "Whole, or so that a kill in between leaves nothing under that name."
-    gone = path.with_suffix('.gone')
-    shutil.rmtree(gone, ignore_errors=True)
-    if path.is_dir():
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 # %% ../nbs/60_experiment.ipynb #bb10b82e
 def run(
@@ -1168,7 +1154,7 @@ def run_key(
         facts['device'] = device
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
-
+# %% ../nbs/60_experiment.ipynb #3a47e44d
 def is_run(
     found, # what a file holds
     recipe:Recipe,
@@ -1217,7 +1203,7 @@ def run_path(
 
 def kept_run(
     recipe:Recipe,
-    images, # what it names, an `ImageSet`; or a `Shelf`
+    shelf:Shelf, # with what it names
     folder, # of finished runs, made if need be
     fresh:bool=False, # run even if it is there
     progress=None, # called with the number of epochs done
@@ -1226,9 +1212,8 @@ def kept_run(
 
     Raises as `run`, `ValueError` if the file holds no such run, `OSError` naming the file that
     cannot be written."""
-    shelf = images if isinstance(images, Shelf) else Shelf(images)
     path = run_path(recipe, shelf, folder)
-    checkpoints = path.with_suffix('.run')
+    checkpoints = checkpoint_path(recipe, shelf.digest(recipe), own_device(), folder)
     progress = progress or (lambda epochs: None)
     if path.is_file() and not fresh:
         result = read_run(path, recipe, shelf.digest(recipe))
@@ -1283,10 +1268,11 @@ def run_all(
     a file that holds no run, and `OSError` naming a file that cannot be written."""
     for recipe in recipes:
         split_images(recipe, images)
+    shelf = Shelf(images)                                   # so pixels are searched once for all
     runs = []
     for recipe in recipes:
         each = None if progress is None else partial(progress, recipe)
-        runs.append(kept_run(recipe, images, folder, fresh, each))
+        runs.append(kept_run(recipe, shelf, folder, fresh, each))
     rows = comparison_rows(runs)
     results = provenance(recipes, images)
     return results | dict(rows=rows, table=comparison_table(rows), runs=runs)
@@ -1328,17 +1314,21 @@ def save_results(
 
 # %% ../nbs/60_experiment.ipynb #bccb3eb3
 def changed(
-    recipe:Recipe,
-    name:str, # a field, or field.key
-    value,
+    base:Recipe,
+    setting:dict, # field, or field.key -> value
 ) -> Recipe:
-    "The recipe with another value there. Raises `ValueError` for an unknown field."
-    name, _, key = name.partition('.')
+    """The recipe with other values there, all at once, because fields may contradict each other on
+    the way. Raises `ValueError` for an unknown field."""
     known = [each.name for each in dataclasses.fields(Recipe)]
-    if name not in known or key and not isinstance(getattr(recipe, name), dict):
-        raise ValueError(f'grid: fields of a recipe ({", ".join(known)}), or entries of one as '
-                         f'options.margin, are wanted, {name}{"." * bool(key)}{key} was given')
-    return replace(recipe, **{name: getattr(recipe, name) | {key: value} if key else value})
+    fields = {}
+    for place, value in setting.items():
+        name, _, key = place.partition('.')
+        before = fields.get(name, getattr(base, name, None))
+        if name not in known or key and not isinstance(before, dict):
+            raise ValueError(f'grid: fields of a recipe ({", ".join(known)}), or entries of one as '
+                             f'options.margin, are wanted, {place} was given')
+        fields[name] = before | {key: value} if key else value
+    return replace(base, **fields)
 
 
 def value_of(
@@ -1358,28 +1348,49 @@ def sweep(
     "Raises `ValueError` for an unknown field, an empty list, and as `Recipe`."
     if isinstance(seeds, int):
         seeds = range(check_number('seeds', seeds, lo=1, integer=True))
-    names = list(grid)
-    for name in names:
-        if not isinstance(grid[name], (list, tuple, range)) or not len(grid[name]):
-            raise ValueError(f'grid: a list of values is wanted for {name}, {grid[name]!r} was '
-                             'given')
+    for name, values in grid.items():
+        if not isinstance(values, (list, tuple, range)) or not len(values):
+            raise ValueError(f'grid: a list of values is wanted for {name}, {values!r} was given')
     recipes = []
     for values in itertools.product(*grid.values()):
-        setting = base
-        for name, value in zip(names, values):
-            setting = changed(setting, name, value)
+        setting = changed(base, dict(zip(grid, values)))
         recipes += [replace(setting, seed=seed) for seed in seeds]
     return recipes
 
 # %% ../nbs/60_experiment.ipynb #0bc7e161
-_of_process = [] # the shelf of a process that `run_many` started
+_shelf = Shelf() # of a process that `run_many` started
 
 
+def named_run(
+    recipe:Recipe,
+    folder, # of finished runs
+    fresh:bool,
+    shelf:Shelf=_shelf,
+) -> None:
+    "Train and keep it. Raises `RuntimeError` that names the recipe and what went wrong."
+    try:
+        kept_run(recipe, shelf, folder, fresh)
+    except Exception as error:
+        said = ' '.join(str(error).split())                 # on one line
+        raise RuntimeError(f'{recipe}: {type(error).__name__}: {said}') from error
+
+
+def train_here(recipes, folder, fresh, shelf, done) -> list: # of the errors
+    "One after the other."
+    failed = []
+    for recipe in recipes:
+        try:
+            named_run(recipe, folder, fresh, shelf)
+        except RuntimeError as error:
+            failed.append(error)
+        done()
+    return failed
+
+# %% ../nbs/60_experiment.ipynb #b3dc0592
 def begin_work():
     "Of a process for runs: Ctrl-C is its parent's to answer, and it ends with its parent."
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    _of_process[:] = [Shelf()]
 
 
 def end_with(parent):
@@ -1387,45 +1398,42 @@ def end_with(parent):
     os._exit(1)
 
 
-def work_on(
-    fields:dict, # of a recipe
-    folder, # of finished runs
-    fresh:bool,
-) -> None:
-    "Train and keep it, in a process that `begin_work` began."
-    kept_run(Recipe(**fields), _of_process[0], folder, fresh)
-
-
-def train_here(recipes, folder, fresh, shelf, done):
-    "One after the other. Returns [(recipe, error)]."
-    failed = []
-    for recipe in recipes:
-        try:
-            kept_run(recipe, shelf, folder, fresh)
-        except Exception as error:
-            failed.append((recipe, error))
-        done()
-    return failed
-
-
-def train_in_processes(recipes, folder, fresh, workers, done):
-    "As they come. Returns [(recipe, error)]."
+def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the errors
+    "As they come. Raises `RuntimeError` if no process can begin."
     exported = import_module('dml_nb.experiment')           # which a new process can import
     spawn = multiprocessing.get_context('spawn')
+    sent = [exported.Recipe(**asdict(recipe)) for recipe in recipes]
     failed = []
-    with ProcessPoolExecutor(workers, spawn, exported.begin_work) as pool:
-        jobs = {pool.submit(exported.work_on, asdict(recipe), folder, fresh): recipe
-                for recipe in recipes}
+    lost = []
+    with ProcessPoolExecutor(min(workers, len(sent)), spawn, exported.begin_work) as pool:
+        began = pool.submit(os.getpid)
+        jobs = {pool.submit(exported.named_run, recipe, folder, fresh): recipe for recipe in sent}
         try:
             for job in as_completed(jobs):
-                if job.exception() is not None:
-                    failed.append((jobs[job], job.exception()))
+                error = job.exception()
+                if isinstance(error, BrokenProcessPool):
+                    lost.append(jobs[job])
+                    continue
+                if error is not None:
+                    failed.append(error)
                 done()
         except BaseException:
             for process in list(pool._processes.values()):
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             raise
+    if began.exception() is not None:
+        raise RuntimeError("workers: processes that can begin are wanted, the first one died; a "
+                           "script that calls run_many wants if __name__ == '__main__':"
+                           ) from began.exception()
+    if lost and len(recipes) == 1:
+        failed.append(RuntimeError(f'{recipes[0]}: its process died, perhaps for want of memory'))
+        done()
+        return failed
+    middle = (len(lost) + 1) // 2
+    for half in (lost[:middle], lost[middle:]):
+        if half:
+            failed += train_in_processes(half, folder, fresh, workers, done)
     return failed
 
 # %% ../nbs/60_experiment.ipynb #0d18a37f
@@ -1472,7 +1480,7 @@ def run_many(
     gives the same numbers. All recipes that can be are run before an error is raised.
 
     Raises `ValueError` for data that do not fit a recipe, before any training, and for a file that
-    holds no run, and `RuntimeError` naming the recipes that failed."""
+    holds no run, and `RuntimeError` naming the recipes that failed, when all others are kept."""
     recipes = list(recipes)
     if workers is None:
         workers = os.cpu_count() or 1
@@ -1501,10 +1509,10 @@ def run_many(
         else:
             failed = train_here(todo, folder, fresh, shelf, done)
     if failed:
-        named = '; '.join(f'{recipe}: {error}' for recipe, error in failed[:3])
-        more = f' and {len(failed) - 3} more' if len(failed) > 3 else ''
+        named = '; '.join(map(str, failed))
         raise RuntimeError(f'recipes: ones that can be run are wanted, {len(failed)} of '
-                           f'{len(todo)} failed: {named}{more}') from failed[0][1]
+                           f'{len(todo)} failed: {named}; all others are kept in {folder}'
+                           ) from failed[0]
     return [read_run(path, recipe, shelf.digest(recipe)) for path, recipe in zip(paths, recipes)]
 
 # %% ../nbs/60_experiment.ipynb #e79214a2

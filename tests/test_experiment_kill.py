@@ -3,11 +3,12 @@ that nobody disturbed."""
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,36 @@ if __name__ == '__main__':
     recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
     experiment.run_many(recipes, folder, workers=2, progress=False)
 """
+#: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
+DEADLY = """
+import os, signal
+from dml_nb import experiment
 
 
+class Unsendable(Exception):
+    def __init__(self, *, response):
+        super().__init__(response)
+
+
+def run_on(recipe, *args, run_on=experiment.run_on):
+    if recipe.seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if recipe.seed == 2:
+        raise Unsendable(response='no answer')
+    return run_on(recipe, *args)
+
+
+experiment.run_on = run_on                                  # in each process, which reads this file
+""" + SWEEP
+#: One that calls `run_many` wherever it is read.
+UNGUARDED = SWEEP.replace("if __name__ == '__main__':", 'if True:')
+
+SHORT = replace(BASE, steps=3, every=0)
 RECIPES = sweep(BASE, {'lr': [.02, .05]}, seeds=3)
 
 
 def fields_of(recipe):
-    return json.dumps({name: getattr(recipe, name) for name in recipe.__dataclass_fields__})
+    return json.dumps(asdict(recipe))
 
 
 def start(script, *args):
@@ -140,7 +164,47 @@ def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
 
 def test_a_recipe_that_fails_in_its_process_is_named(tmp_path):
     bad = replace(BASE, frozen=True, augment=None, weights='of_nobody.safetensors')
-    good = [replace(BASE, steps=3, every=0, seed=seed) for seed in range(2)]
+    good = [replace(SHORT, seed=seed) for seed in range(2)]
     with pytest.raises(RuntimeError, match=r'1 of 3 failed: Recipe\(.*of_nobody.*there is no'):
         run_many([good[0], bad, good[1]], tmp_path, workers=2, progress=False)
     assert len(results_of(tmp_path)) == 2
+
+
+def test_a_recipe_that_diverges_is_named_and_the_others_are_kept(tmp_path):
+    diverges = replace(SHORT, lr=1e30, seed=3)
+    good = [replace(SHORT, seed=seed) for seed in range(2)]
+    named = re.escape(f'1 of 3 failed: {diverges}: FloatingPointError: ')
+    with pytest.raises(RuntimeError, match=f'{named}.*not finite'):
+        run_many([diverges, *good], tmp_path, workers=1, progress=False)
+    assert len(results_of(tmp_path)) == 2
+    assert len(run_many(good, tmp_path, workers=1, progress=False)) == 2
+
+
+def error_of(script, recipes, folder):
+    "The last line that the script writes where errors go"
+    fields = map(fields_of, recipes)
+    ended = subprocess.run([sys.executable, script, str(folder), *fields], text=True,
+                           stderr=subprocess.PIPE)
+    assert ended.returncode == 1
+    return ended.stderr.splitlines()[-1]
+
+
+def test_recipes_whose_process_dies_and_errors_that_cannot_be_sent_are_named(tmp_path):
+    script = tmp_path/'deadly.py'
+    script.write_text(DEADLY)
+    recipes = [replace(SHORT, seed=seed) for seed in range(4)]
+    recipes.append(replace(SHORT, lr=1e30))
+    error = error_of(script, recipes, tmp_path/'runs')
+    assert error.startswith('RuntimeError: recipes: ') and ' 3 of 5 failed: ' in error
+    assert f'{recipes[1]}: its process died' in error
+    assert f'{recipes[2]}: Unsendable: no answer' in error
+    assert f'{recipes[4]}: FloatingPointError: ' in error
+    assert len(results_of(tmp_path/'runs')) == 2
+
+
+def test_a_script_whose_processes_cannot_begin_is_told_so(tmp_path):
+    script = tmp_path/'unguarded.py'
+    script.write_text(UNGUARDED)
+    recipes = [replace(SHORT, seed=seed) for seed in range(3)]
+    error = error_of(script, recipes, tmp_path/'runs')
+    assert error.startswith('RuntimeError: workers: ') and "__name__ == '__main__'" in error

@@ -1,6 +1,14 @@
 "How the pages are rendered, beyond nbdev's own steps (written by hand; named in pyproject.toml)"
+import json
 import re
 import textwrap
+from functools import cache
+from pathlib import Path
+
+#: What Colab has to run before a page: the package, what the pages measure against, and their files.
+COLAB_SETUP = """!git clone --depth 1 https://github.com/dml-nb/dml_nb
+%cd dml_nb/nbs
+%pip install -q ..[dev]"""
 
 
 def drop_directives(cell):
@@ -33,3 +41,52 @@ def captions(cell):
     "Print what a figure shows below it, too, and not only for those who cannot see it."
     if cell.cell_type == 'code' and '#| fig-cap:' not in cell.source:
         cell.source = re.sub(r'^(#\| fig-)alt(:.*)$', r'\1alt\2\n\1cap\2', cell.source, flags=re.M)
+
+
+class launch_link:
+    "Put a link that opens the page in Colab, and what to run there first, below each page's title."
+    def __init__(self, nb):
+        self.nb = nb
+
+    def begin(self):
+        from nbdev.config import get_config
+        from nbdev.process import mk_cell
+        name = Path(self.nb.path_).name
+        address = get_config().git_url.replace('github.com', 'colab.research.google.com/github')
+        text = ('<details class="launch" style="font-size: .85em"><summary>'
+                f'<a href="{address}/blob/main/nbs/{name}">Open this page in Colab</a>, '
+                'and what to run there first</summary>\n\n'
+                f'```python\n{COLAB_SETUP}\n```\n\n</details>')
+        has_title = self.nb.cells[0].cell_type == 'raw'
+        self.nb.cells.insert(1 if has_title else 0, mk_cell(text, 'markdown'))
+
+    def __call__(self, cell):
+        pass
+
+
+@cache
+def papers(
+    page:Path, # of the bibliography
+) -> dict: # {title: anchor}
+    outputs = [output for cell in json.loads(page.read_text(encoding='utf-8'))['cells']
+               for output in cell.get('outputs', [])]
+    text = ''.join(line for output in outputs
+                   for line in output.get('data', {}).get('text/markdown', []))
+    entries = re.findall(r'<a id="([\w-]+)"></a>[^*]*\*([^*]+)\*', text)
+    return {title: anchor for anchor, title in entries}
+
+
+class link_papers:
+    """Make titles of papers links to their entries. Introductions become docstrings, where links
+    read badly, so it is done for the site alone."""
+    def __init__(self, nb):
+        self.page = Path(nb.path_)
+
+    def __call__(self, cell):
+        bibliography = self.page.with_name('81_bibliography.ipynb')
+        if cell.cell_type != 'markdown' or self.page.name == bibliography.name:
+            return
+        for title, anchor in papers(bibliography).items():
+            words = r'\s+'.join(map(re.escape, title.replace('@', '\\@').split()))
+            cell.source = re.sub(rf'(?<!\[)(\*{words}\*)', rf'[\1]({bibliography.name}#{anchor})',
+                                 cell.source)

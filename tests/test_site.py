@@ -1,0 +1,61 @@
+"What the site adds to the pages, and the files that it publishes beside them."
+import re
+import subprocess
+import sys
+
+from nbdev.frontmatter import FrontmatterProc
+from nbdev.process import NBProcessor
+from test_pages import cells, each_page, root
+
+from dml_nb import _docs
+
+
+def processed(page, *processors):
+    "The sources of a page as the site has them, after `processors`"
+    work = NBProcessor(page, procs=[FrontmatterProc, *processors])
+    work.process()
+    return [cell.source for cell in work.nb.cells]
+
+
+def test_link_to_colab_follows_the_title():
+    page = root/'nbs'/'10_losses.pairs.ipynb'
+    title, link, *_ = processed(page, _docs.launch_link)
+    assert title.startswith('---') and 'Pair by pair' in title
+    address = 'https://colab.research.google.com/github/dml-nb/dml_nb/blob/main/nbs/'
+    assert f'<a href="{address}{page.name}">' in link and _docs.COLAB_SETUP in link
+
+
+def test_titles_of_papers_lead_to_the_bibliography():
+    sources = '\n'.join(processed(root/'nbs'/'12_losses.lifted.ipynb', _docs.link_papers))
+    title = r'\*Deep\s+Metric\s+Learning\s+via\s+Lifted\s+Structured\s+Feature\s+Embedding\*'
+    assert re.search(rf'\[{title}\]\(81_bibliography\.ipynb#song-2016\)', sources)
+    assert '[[*' not in sources                         # what is a link already stays one link
+
+
+@each_page
+def test_linked_papers_have_an_entry(page):
+    sources = ''.join(''.join(cell['source']) for cell in cells(page))
+    linked = set(re.findall(r'81_bibliography\.ipynb#([\w-]+)', sources))
+    assert linked <= set(_docs.papers(root/'nbs'/'81_bibliography.ipynb').values())
+
+
+def test_list_of_pages_is_current():
+    command = [sys.executable, root/'tools'/'text_pages.py', '--check']
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_every_listed_page_is_published(tmp_path):
+    subprocess.run([sys.executable, root/'tools'/'text_pages.py', tmp_path], check=True)
+    text = (tmp_path/'llms.txt').read_text(encoding='utf-8')
+    listed = re.findall(r'\(https://dml-nb\.github\.io/dml_nb/([^)]+)\)', text)
+    assert listed and set(listed) == {file.name for file in tmp_path.glob('*.md')}
+
+
+def test_help_leads_to_a_published_page(tmp_path):
+    subprocess.run([sys.executable, root/'tools'/'text_pages.py', tmp_path], check=True)
+    modules = [file.read_text(encoding='utf-8') for file in (root/'dml_nb').rglob('*.py')]
+    addresses = set(re.findall(r'^Docs: https://dml-nb\.github\.io/dml_nb/(\S+?)"*$',
+                               '\n'.join(modules), re.M))
+    assert len(addresses) > 30
+    assert addresses <= {file.name for file in tmp_path.glob('*.md')}

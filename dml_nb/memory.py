@@ -544,7 +544,7 @@ class Temperature(AroundLoss):
         return float((-self.log_scale.detach()).exp())
 
     def extra_repr(self):
-        bias = None if self.bias is None else round(float(self.bias), 4)
+        bias = None if self.bias is None else round(float(self.bias.detach()), 4)
         return f'temperature={self.temperature:.4g}, bias={bias}'
 
 

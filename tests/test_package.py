@@ -8,7 +8,6 @@ from importlib.metadata import entry_points, requires
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 root = Path(__file__).resolve().parents[1]
@@ -52,18 +51,6 @@ def test_readme_is_current():
     command = [sys.executable, root/'tools'/'readme.py', '--check']
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-def test_sidebar_lists_the_pages_in_order():
-    site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))
-    listed = []
-    for entry in site['website']['sidebar']['contents']:
-        listed += [entry] if isinstance(entry, str) else entry['contents']
-    numbered = sorted(page.name for page in (root/'nbs').glob('[0-9]*.ipynb'))
-    assert listed == ['index.ipynb', *numbered]
-    found = {page.name for page in (root/'nbs').rglob('*.ipynb')
-             if '.ipynb_checkpoints' not in page.parts}
-    assert found == set(listed)
-
 
 def test_the_guide_to_a_loss_runs():
     "The loss and the checks that CONTRIBUTING.md shows"

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 root = Path(__file__).resolve().parents[1]
 pages = sorted((root/'nbs').glob('*.ipynb'))
@@ -166,12 +167,32 @@ def test_pictures_are_told_in_words(page):
     assert not silent, f'cells that draw without a line "#| fig-alt: ...": {silent}'
 
 
+def in_reading_order(contents):
+    "Names of the files of a sidebar, from top to bottom"
+    for entry in contents:
+        if isinstance(entry, str):
+            yield entry
+        elif 'href' in entry:
+            yield entry['href']
+        else:
+            yield from in_reading_order(entry['contents'])
+
+
+site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
+order = list(in_reading_order(site['sidebar']['contents']))
+
+
+def test_sidebar_has_every_page():
+    assert sorted(order) == [page.name for page in pages]
+
+
 @each_page
 def test_next_follows_the_sidebar(page):
-    following = pages[pages.index(page) + 1].name if page in pages[:-1] else None
-    if page.stem == 'index' or following in (None, 'index.ipynb'):
+    place = order.index(page.name)
+    if page.stem == 'index' or place == len(order) - 1:
         return
     last = ''.join(cells(page)[-1]['source']).strip().splitlines()[-1]
+    following = order[place + 1]
     wanted = r'Next: .*\(' + re.escape(following) + r'\)'
     assert re.match(wanted, last), f'{following} is next: {last}'
 

@@ -68,7 +68,8 @@ def page_text(page):
             parts.append(re.sub(r'\A(#\|.*\n)+', '', source))
         elif cell['cell_type'] == 'code' and not hidden.search(source):
             code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
-            parts += [fenced(code, 'python')] if code else []
+            is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
+            parts += [fenced(code, 'python')] if is_shown else []
             described = re.search(r'^#\|\s*fig-alt:\s*(.+)', source, re.M)
             parts += [f'(Figure: {described[1]})'] if described else []
             parts += map(output_text, cell['outputs'])

@@ -39,6 +39,7 @@ Modules:
 - `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
 - `dml_nb.papers.dro`: Every table of the DRO paper beside what is measured here, and its claims with verdicts.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
+- `dml_nb.papers.multisimilarity`: The tables and claims of the multi-similarity paper, printed beside measured.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.

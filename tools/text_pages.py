@@ -42,7 +42,8 @@ def sections():
     "(name, pages) of each part of the sidebar; what stands alone has no name"
     contents = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']['sidebar']
     for entry in contents['contents']:
-        yield ('', [entry]) if isinstance(entry, str) else (entry['section'], entry['contents'])
+        section, entries = ('', [entry]) if isinstance(entry, str) else (entry['section'], entry['contents'])
+        yield section, [page if isinstance(page, str) else page['href'] for page in entries]
 
 
 def llms():

@@ -198,6 +198,13 @@ def test_next_follows_the_sidebar(page):
 
 
 @each_page
+def test_long_measurements_are_folded(page):
+    "A reader of the site asks for them; what they found is read by the cell that follows"
+    measured = [source for source, flags, *_ in code_cells(page) if flags & {'slow', 'bench', 'cuda'}]
+    assert all(re.search(r'^#\| code-fold: true', source, re.M) for source in measured)
+
+
+@each_page
 def test_outputs_name_no_folder_of_a_machine(page):
     written = json.dumps([outputs for *_, outputs in code_cells(page)])
     assert 'site-packages' not in written

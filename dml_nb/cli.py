@@ -474,6 +474,9 @@ def train(
         min=1, help='Numbers in an embedding; the body decides if it is not given.')] = None,
     size:Annotated[int, typer.Option(
         min=5, help='Side in pixels to which files are brought; 128 if it is not given.')] = None,
+    grey:Annotated[bool, typer.Option(
+        '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
+                       'and not mirrored.')] = False,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -506,7 +509,7 @@ def train(
         from dml_nb.experiment import LOSSES, make_loss
         check_names([loss], LOSSES, '--loss')
         make_loss(loss, options)                            # bad settings, before any reading
-        images = load_pictures(data, size)
+        images = load_pictures(data, size, mode='L' if grey else None)
         with progress_bar('epochs', stderr=json_) as bar, quiet:
             record = train_embedder(
                 images, folder, lambda C, D: make_loss(loss, options, C, D), body, weights, dim,
@@ -521,7 +524,8 @@ def train(
         print(f"best after epoch {best['epoch']}: R@1 {100 * best['recall@1']:.1f} %, MAP@R "
               f"{100 * best['map@r']:.1f} % (before training {100 * before['recall@1']:.1f} % and "
               f"{100 * before['map@r']:.1f} %)")
-        print(f'the model is in {folder}; next: dml index {folder} FOLDER')
+        following = 'index' if images[0][0].ndim == 3 else 'evaluate'
+        print(f'the model is in {folder}; next: dml {following} {folder} {data}')
 
 # %% ../nbs/63_cli.ipynb #37aaca05
 def load_model(
@@ -594,6 +598,9 @@ def evaluate(
         elif part != 'all':
             raise ValueError(f"--part: one of {', '.join(['all', 'held-out', *known])} is wanted, "
                              f'{part!r} was given')
+        elif embedder.facts.get('data', {}).get('sha256') == images.sha256():
+            print('dml: the model was trained on most of these pictures, which flatters it; see '
+                  '--part held-out', file=sys.stderr)
         from dml_nb.retrieval import evaluate as measure
         report = measure(embedded(embedder, images), images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']

@@ -211,7 +211,9 @@ def new_embedder(
 ) -> Embedder:
     "A network for such pictures. Raises as `create_embedder`."
     channels, *sides = images[0][0].shape
-    options = dict(head=None) if dim is None and weights is not None else {}
+    options = dict(batch_norm=not sides)                    # vectors come in scales of their own
+    if dim is None and weights is not None:
+        options['head'] = None
     fit = getattr(images.source, 'fit', 'cut') if sides else 'cut'
     return create_embedder(
         arch, dim or 128, channels, tuple(sides) or None, seed, weights, fit=fit, **options)

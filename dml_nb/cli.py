@@ -444,10 +444,13 @@ class Teller:
     def __call__(self, what, facts):
         if what == 'begin':
             self.epochs = facts['epochs']
-            judged = {'class': 'pictures of other classes', 'image': 'other pictures of them',
-                      'split': 'pictures of the test part'}[facts['held_back']]
-            self.say(f"{facts['train']:,} pictures of {facts['known']:,} classes train "
-                     f"{facts['body']}, {facts['valid']:,} {judged} judge it")
+            what, body = 'pictures', facts['body']
+            if body == 'identity':
+                what, body = 'vectors', 'a head on them'
+            judged = {'class': f'{what} of other classes', 'image': f'other {what} of them',
+                      'split': f'{what} of the test part'}[facts['held_back']]
+            self.say(f"{facts['train']:,} {what} of {facts['known']:,} classes train {body}, "
+                     f"{facts['valid']:,} {judged} judge it")
             self.task = self.bar.add_task('training', total=self.epochs)
         elif what == 'batch':
             self.bar.update(self.task, completed=facts['done'])

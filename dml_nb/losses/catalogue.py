@@ -1,8 +1,8 @@
-"""One entry for each loss: how it is made, what it charges, what it cannot see.
+"""Every loss with its page and its paper: how it is made, what it charges, what it cannot see.
 
-The losses of the book in one table. The command `dml`, recipes, the [atlas](29_atlas.ipynb) and
-the table on the first page read it: a new loss is registered by its one line here.
-`LOSSES['multi_similarity'](beta=20.)` makes a loss by its name.
+The losses of the book by their names. `LOSSES['multi_similarity'](beta=20.)` makes one. The command
+`dml`, recipes, the [atlas](29_atlas.ipynb) and the table on the first page read the same entries,
+so a loss that is registered here is known everywhere.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""
 

@@ -57,8 +57,8 @@ def cell_sums(
 def overlap(
     sums:Tensor, # (2, 2, R) `cell_sums` of positive and of negative pairs, of the whole batch
 ) -> tuple: # the loss, a scalar; (2, R) weight of a positive and of a negative pair, by cell
-    """Σ_r h⁻_r Σ_{q≤r} h⁺_q and its derivatives (001 supplement, Eqs. 3, 9); 0 without positive or
-    without negative pairs."""
+    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q` and its derivatives (001 supplement, Eqs. 3, 9); 0 without positive
+    or without negative pairs."""
     count, part = sums[:, :, 1:].unbind(1)                          # (2, R-1)
     n = count.sum(1, keepdim=True).clamp(min=1)                     # (2, 1) numbers of pairs
     to_left, to_right = pad(count - part, (0, 1)), pad(part, (1, 0))
@@ -69,8 +69,8 @@ def overlap(
 
 # %% ../../nbs/11_losses.histogram.ipynb #b3ca9c3b
 class Histogram(PairLoss):
-    """Σ_r h⁻_r Σ_{q≤r} h⁺_q: the chance that a random negative pair is more similar than a random
-    positive one (001 supplement, Eq. 3)"""
+    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
+    random positive one (001 supplement, Eq. 3)"""
     surveys = 1
 
     def __init__(

@@ -5,10 +5,10 @@ proxy is a learnable row that stands for a class: the images are compared with t
 all classes, at every step. Proxy-NCA (Movshovitz-Attias et al., 2017), the normalised softmax
 (Zhai and Wu, 2019), CosFace (Wang et al., 2018), ArcFace (Deng et al., 2019), its form with
 several centres (Deng et al., 2020), SoftTriple (Qian et al., 2019) and Proxy-Anchor (Kim et
-al., 2020) all do this. In this book proxies are references, like those of a gallery or of a
-memory, except that they learn: S has a column for each proxy, W is its derivative, and the
-engine gives the exact gradients of embeddings and of proxies, in blocks. After this page you
-can turn any pair loss into a proxy loss, and say what each margin does to the weights.
+al., 2020) all do this. Here S, the matrix of similarities, has a row for each image and a column
+for each proxy, W is the derivative of the loss by S, and gradients go to both kinds of rows. After
+this page you can turn any pair loss into a proxy loss, and say what each margin does to the
+weights.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.proxies.html.md"""
 

@@ -513,8 +513,8 @@ class VariancePenalty(Ball):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #550de8d4
 class PhiBall(Named):
-    """Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, given by its conjugate φ*:
-    p = φ*'(a v - b)/n with v = l - max l."""
+    """Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, given by its conjugate
+    `φ*`: p = `φ*'(a v - b)/n` with v = l - max l."""
     probabilities = True
     inner, outer = 9, 20       # evaluations of the search for b, and of that for a
 

@@ -10,10 +10,13 @@ import sys
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
 
+from dml_nb.browse import Collection, create_app
 from dml_nb.index import EmbeddingIndex
 
 programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
@@ -72,6 +75,57 @@ def test_addresses(address):
         assert status(f'{address}/{wrong}') == 400, wrong
     asked = urllib.request.Request(address, headers={'Host': 'rebound.example'})
     assert status(asked) == 400
+
+
+def settled_text(client, address):
+    "A page that computes, once it is done"
+    for study in client.studies:
+        study.ask()
+        study.join(against_hanging)
+    return client.get(address).text
+
+
+@pytest.fixture(scope='module')
+def client(folders):
+    "Of the same pictures, the other index has one less, and the rest in another order"
+    bad = EmbeddingIndex.open(folders/'bad'/'index')
+    order = torch.arange(39, 0, -1)
+    turned = EmbeddingIndex(8)
+    turned.add(bad.vectors(order), metadata=bad.metadata(order))
+    turned.save(folders/'turned'/'index')
+    shutil.copy(folders/'bad'/'search.json', folders/'turned')
+    collections = [Collection(folders/name) for name in ('good', 'turned')]
+    opened = TestClient(create_app(*collections))
+    opened.seen, opened.other = collections
+    opened.studies = [collection.studied for collection in collections]
+    return opened
+
+
+def test_pictures_of_the_other_index_keep_their_names(client):
+    place = {path: i for i, path in enumerate(client.seen.paths)}
+    twin = client.other.paths.index(client.seen.paths[5])
+    wanted = [place[client.other.paths[j]] for j, _, _ in client.other.neighbours(twin, 24)]
+    shown = client.get('/item/5').text.split('neighbours in the other embedding')[1]
+    assert [int(i) for i in re.findall(r'src="/thumb/(\d+)"', shown)] == wanted
+    assert 'it is not in the other index' in client.get('/item/0').text
+    raw = client.get('/map.bin?of=other').content
+    places = np.frombuffer(raw[:8 * 40], '<f4').reshape(-1, 2)
+    assert np.allclose(places[5], client.other.xy[twin]) and (places[0] == -9).all()
+
+
+def test_gained_and_lost(client):
+    text = settled_text(client, '/compare')
+    pattern = r'AP ([\d.]+) → ([\d.]+)'
+    gained, lost = [
+        [float(here) - float(there) for there, here in re.findall(pattern, part)]
+        for part in text.split('Most gained')[1].split('Most lost')]
+    assert len(gained) == len(lost) == 30
+    assert gained[0] > .1 and gained[0] > lost[0]         # this index has the better embedding
+    assert np.diff(gained).max() < .011 and np.diff(lost).min() > -.011      # but for rounding
+    here, there = (study.report.measure('map').numpy() for study in client.studies)
+    twins = [(client.seen.paths.index(path), j) for j, path in enumerate(client.other.paths)]
+    better = sum(here[i] > there[j] for i, j in twins)
+    assert f'Of 39 pictures {better} are found better' in text
 
 
 @pytest.fixture(scope='module')

@@ -1,6 +1,7 @@
 """The command from outside: a small comparison, mistakes, a kill in the middle, a full disk.
 
 Importing fastai takes seconds, so what needs no process of its own runs in this one."""
+import inspect
 import json
 import resource
 import signal
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 import dml_nb
-from dml_nb import experiment
+from dml_nb import everyday, experiment
 from dml_nb.cli import main
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
@@ -309,6 +310,27 @@ def drawings(tmp_path_factory):
 def train_words(drawings, out, *more):
     return ['train', drawings, '--out', out, '--body', 'small_convnet', '--size', 16, '--epochs', 6,
             '--patience', 9, *more]
+
+
+def test_every_option_reaches_the_training(tmp_path, dml, monkeypatch):
+    def instead(*given, **named):
+        seen.update(signature.bind(*given, **named).arguments)
+        raise ValueError('enough was seen')
+
+    seen, signature = {}, inspect.signature(everyday.train_embedder)
+    monkeypatch.setattr(everyday, 'train_embedder', instead)
+    options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
+                   per_class=3, lr=.02, held_out=.3, seed=4)
+    words = [word for name, value in options.items()
+             for word in (f"--{name.replace('_', '-')}", value)]
+    words += ['--loss', 'proxy_anchor', '--set', 'alpha=16', '--out', tmp_path]
+    assert is_one_line(dml('train', 'digits', *words), 'enough was seen')
+    assert {name: seen[name] for name in options} == options
+    assert seen['out'] == tmp_path and seen['images'].name == 'digits' and not seen['fresh']
+    loss = seen['loss'](5, 7)
+    assert loss.alpha == 16 and loss.weight.shape == (5, 7)
+    dml('train', 'digits', *words, '--fresh')
+    assert seen['fresh']
 
 
 def test_train_goes_on_after_ctrl_c(drawings, tmp_path):

@@ -267,6 +267,8 @@ def test_settings_may_change():
     index = EmbeddingIndex(16, 'ivfpq', effort=12)
     index.add(z)
     few = index.recall(300)
+    shares = [index.recall(50, seed=seed) for seed in (1, 1, 2, 3, 4)]
+    assert shares[0] == shares[1] and len(set(shares)) > 1     # each seed asks other rows
     index.effort = 256
     assert index.recall(300) > few
     index.kind = 'flat'

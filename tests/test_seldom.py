@@ -8,8 +8,8 @@ from dml_nb.check import check_weights, test_same as same
 from dml_nb.core import similarities, unit
 from dml_nb.distributed import share_of_gradient
 from dml_nb.losses import (
-    DRO, Angular, ClassDiscrepancy, DistanceWeighted, MultiSimilarity, RandomTriplets, SemiHard,
-    Triplet)
+    DRO, Angular, ClassDiscrepancy, DistanceWeighted, MarginLoss, MultiSimilarity, RandomTriplets,
+    SemiHard, Triplet)
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import TopK, VariancePenalty
 from dml_nb.transport import EnergyDistance, Wasserstein
@@ -53,6 +53,13 @@ def test_two_selections_in_a_sum_draw_for_themselves():
 @pytest.mark.parametrize('reduction', ['mean', 'sum'])
 def test_items_keep_the_reduction(reduction):
     form = Triplet(reduction=reduction)
+    expected = form(z, labels)
+    form.reduction = 'none'
+    same(form(z, labels), expected.expand(24))
+
+
+def test_items_of_a_loss_with_learnt_boundaries():
+    form = MarginLoss(classes=6).double()
     expected = form(z, labels)
     form.reduction = 'none'
     same(form(z, labels), expected.expand(24))

@@ -995,7 +995,7 @@ def browse(
             listener.bind(('127.0.0.1', port))
         except OSError as error:
             raise OSError(f'port: a free one is wanted, {port} was given: '
-                          f'{error.strerror}') from error
+                          f'{error.strerror}; 0 takes any that is free') from error
         listener.listen()
         if ready is not None:
             ready(f'http://127.0.0.1:{listener.getsockname()[1]}')

@@ -14,13 +14,16 @@ Docs: https://dml-nb.github.io/dml_nb/cli.html.md"""
 __all__ = ['main']
 
 # %% ../nbs/63_cli.ipynb #dd31e918
+import inspect
 import json
 import os
+import shlex
 import sys
 import tempfile
 import warnings
 from ast import literal_eval
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from difflib import get_close_matches
 from importlib import import_module
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -38,7 +41,22 @@ import dml_nb
 
 # %% ../nbs/63_cli.ipynb #bceeddeb
 UsageError = typer.BadParameter.__base__        # what the command line's parser raises
-app = typer.Typer(
+
+
+class Commands(typer.Typer):
+    "Commands whose help is their docstring, each paragraph as wide as the terminal"
+    def command(self, name=None, **options):
+        add = super().command
+
+        def added(function):
+            paragraphs = inspect.getdoc(function).split('\n\n')
+            text = '\n\n'.join(' '.join(paragraph.split()) for paragraph in paragraphs)
+            return add(name, help=text, **options)(function)
+
+        return added
+
+
+app = Commands(
     help='Deep metric learning: from a folder of pictures to a search, and losses compared.',
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -75,7 +93,8 @@ def main():
     except UsageError as error:
         said = ' '.join(error.format_message().split())
         end = '' if said.endswith(('.', '?')) else '.'
-        print(f'dml: {said}{end} See: dml --help', file=sys.stderr)
+        where = 'dml' if error.ctx is None else error.ctx.command_path
+        print(f'dml: {said}{end} See: {where} --help', file=sys.stderr)
         status = 2
     except typer.Abort:
         print('dml: stopped', file=sys.stderr)
@@ -137,10 +156,12 @@ def check_names(
     known, # possible names
     option:str, # that they were given to
 ):
-    "Fails in one line for unknown names."
+    "Fails in one line for unknown names, with the known one that is nearest to the first."
     unknown = [name for name in names if name not in known]
     if unknown:
-        fail(f'{option}: names among {", ".join(known)} are wanted, {", ".join(unknown)} was given')
+        near = ''.join(f'; is {name} meant?' for name in get_close_matches(unknown[0], known, 1))
+        fail(f'{option}: names among {", ".join(known)} are wanted, {", ".join(unknown)} was given'
+             f'{near}')
 
 
 def check_folder(
@@ -394,6 +415,22 @@ def chosen_settings(
         settings[name.strip()] = as_value(value.strip())
     return settings
 
+# %% ../nbs/63_cli.ipynb #c30b080b
+def loss_maker(
+    loss:str, # its name
+    settings:dict, # from `chosen_settings`
+): # function of classes and dim that makes the loss
+    "Fails in one line for settings that the loss does not take, naming those that it takes."
+    from dml_nb.experiment import LOSSES, make_loss
+    check_names([loss], LOSSES, '--loss')
+    try:
+        make_loss(loss, settings)
+    except ValueError as error:
+        given = ', '.join(f'{name}={value}' for name, value in settings.items())
+        fail(f'--set: settings as in {make_loss(loss, {})!r} are wanted, {given} was given; '
+             f'{error.__cause__ or error}')
+    return lambda classes, dim: make_loss(loss, settings, classes, dim)
+
 # %% ../nbs/63_cli.ipynb #d79d0f2d
 def model_folder(
     path:str, # from `dml train` or `save_embedder`
@@ -426,7 +463,7 @@ def epoch_line(
 ) -> str:
     "One epoch as a line."
     star = '  best so far' if row['map@r'] > best else ''
-    return (f"epoch {row['epoch']:>2} of {epochs}   loss {row['loss']:.4g}   "
+    return (f"epoch {row['epoch']:>2} of {epochs}   loss {row['loss']:.4f}   "
             f"R@1 {100 * row['recall@1']:.1f} %   MAP@R {100 * row['map@r']:.1f} %{star}")
 
 
@@ -508,16 +545,16 @@ def train(
                           'on'):
         options = chosen_settings(set_)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
+        from dml_nb.core import check_number
         from dml_nb.everyday import load_pictures, train_embedder
-        from dml_nb.experiment import LOSSES, make_loss
-        check_names([loss], LOSSES, '--loss')
-        make_loss(loss, options)                            # bad settings, before any reading
+        check_number('--held-out', held_out, above=0, below=1)      # before any reading
+        check_number('--lr', 1. if lr is None else lr, above=0)
+        make_loss = loss_maker(loss, options)
         images = load_pictures(data, size, mode='L' if grey else None)
         with progress_bar('epochs', stderr=json_) as bar, quiet:
             record = train_embedder(
-                images, folder, lambda C, D: make_loss(loss, options, C, D), body, weights, dim,
-                epochs, patience, classes, per_class, lr, held_out, seed, fresh,
-                Teller(bar, json_))
+                images, folder, make_loss, body, weights, dim, epochs, patience, classes,
+                per_class, lr, held_out, seed, fresh, Teller(bar, json_))
         if json_:
             print(json.dumps(record))
             return
@@ -528,7 +565,8 @@ def train(
               f"{100 * best['map@r']:.1f} % (before training {100 * before['recall@1']:.1f} % and "
               f"{100 * before['map@r']:.1f} %)")
         following = 'index' if images[0][0].ndim == 3 else 'evaluate'
-        print(f'the model is in {folder}; next: dml {following} {folder} {data}')
+        following = shlex.join(['dml', following, str(folder), data])
+        print(f'the model is in {folder}; next: {following}')
 
 # %% ../nbs/63_cli.ipynb #37aaca05
 def load_model(
@@ -657,7 +695,7 @@ def embed(
         write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '
-              f'in {path}; next: dml train features:{path}')
+              f"in {path}; next: {shlex.join(['dml', 'train', f'features:{path}'])}")
 
 # %% ../nbs/63_cli.ipynb #bf2a0b9d
 @app.command()
@@ -690,9 +728,9 @@ def index(
         for file in found['skipped']:
             print(f'dml: left out {file}, which is no picture', file=sys.stderr)
         left = f", {len(found['skipped'])} left out" if found['skipped'] else ''
+        following = shlex.join(['dml', 'search', str(folder), 'PICTURE'])
         print(json.dumps(found | dict(index=str(folder))) if json_ else
-              f"{found['pictures']:,} pictures are in {folder}{left}; next: dml search {folder} "
-              'PICTURE')
+              f"{found['pictures']:,} pictures are in {folder}{left}; next: {following}")
 
 # %% ../nbs/63_cli.ipynb #9a5ee6e9
 @app.command()
@@ -714,7 +752,9 @@ def search(
         check_index(index)
         for image in images:
             if not Path(image).expanduser().is_file():
-                fail(f'images: pictures are wanted, {image!r} was given, and there is no such file')
+                what = 'that is a folder' if Path(image).expanduser().is_dir() else \
+                    'there is no such file'
+                fail(f'images: pictures are wanted, {image!r} was given, and {what}')
         from dml_nb.everyday import search_folder, search_page
         answers = search_folder(index, images, k)
         if html is not None:

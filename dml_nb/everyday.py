@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -53,9 +54,18 @@ def load_pictures(
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
 ) -> ImageSet:
-    "Like `load_data`, leaving out what cannot be read. Raises as `load_data`."
+    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside the
+    folders of the classes. Raises as `load_data`."""
     taken = options_of(data)
     from_files = 'fit' in taken
+    folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
+    if from_files and folder.is_dir():
+        loose = [file for file in Pictures(folder, None, None, 'cut').items
+                 if file.parent == folder]
+        if loose:
+            what = 'picture lies' if len(loose) == 1 else 'pictures lie'
+            warnings.warn(f'{data}: {len(loose):,} {what} in no folder of a class and will not be '
+                          f'read, {loose[0].name} first', stacklevel=2)
     wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
@@ -279,6 +289,7 @@ def train_embedder(
 
     Raises `ValueError` for data that cannot be trained on and for a folder with another training,
     `OSError` for weights or files that cannot be had."""
+    check_number('lr', 1. if lr is None else lr, above=0)
     out = Path(out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     train, valid, how = hold_back(images, held_out, seed)

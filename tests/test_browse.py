@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from dml_nb.browse import Collection, create_app
+from dml_nb.browse import Collection, browse, create_app
 from dml_nb.index import EmbeddingIndex
 
 programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
@@ -228,3 +229,11 @@ def test_weights_follow_the_settings(tab, address):
     assert '2 to 64 pictures' in tab.locator('#said').inner_text()
     tab.select_option('select[name=loss]', 'contrastive')
     tab.wait_for_url(re.compile('loss=contrastive'))
+
+
+def test_a_port_in_use_says_what_to_do(folders):
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        with pytest.raises(OSError, match='0 takes any that is free'):
+            browse(folders/'good', port=taken.getsockname()[1])

@@ -4,6 +4,7 @@ Importing fastai takes seconds, so what needs no process of its own runs in this
 import inspect
 import json
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -194,8 +195,8 @@ known_at_once = {
         ['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
-    'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes'),
-    'unknown command': (['comprae'], 'comprae'),
+    'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes', 'See: dml compare --help'),
+    'unknown command': (['comprae'], 'comprae', 'See: dml --help'),
     'model that is none': (['evaluate', 'nowhere', 'photos'], 'nowhere was given'),
     'folder to index': (['index', 'nowhere', 'photos'], 'photos was given'),
     'index that is none': (['search', 'nowhere', 'photo.jpg'], 'nowhere was given'),
@@ -236,6 +237,27 @@ def test_help_imports_nothing_heavy(words, said):
         [sys.executable, '-c', probe, *words], capture_output=True, text=True,
         timeout=against_hanging)
     assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
+
+
+def test_a_paragraph_of_help_is_as_wide_as_the_terminal(dml, monkeypatch):
+    monkeypatch.setattr('typer.rich_utils.MAX_WIDTH', 1000)
+    monkeypatch.setenv('COLUMNS', '1000')
+    assert 'is a picture\'s nearest neighbour of its own class (R@1)' in dml('train', '--help').stdout
+
+
+wrong = {
+    'share': (['--held-out', '2'], '--held-out: a finite number above 0 and below 1'),
+    'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
+    'setting': (['--set', 'gamma=3'], '--set: ', 'alpha=2', 'epsilon=', 'gamma=3 was given'),
+    'value': (['--set', 'alpha=two'], '--set: ', 'alpha=two was given', 'above 0'),
+    'name': (['--loss', 'circel'], 'circel was given; is circle meant?'),
+}
+
+
+@pytest.mark.parametrize('mistake', wrong)
+def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
+    options, *words = wrong[mistake]
+    is_one_line(dml('train', tmp_path/'nowhere', '--out', tmp_path/'out', *options), *words)
 
 
 def test_folder_of_pictures(tmp_path, dml):
@@ -355,6 +377,8 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     made = dml(*train_words(drawings, tmp_path/'model', '--epochs', 1, '--loss', 'circle',
                             '--set', 'gamma=20'))
     assert made.returncode == 0 and 'broken.jpg' in made.stderr
+    following = shlex.split(made.stdout.splitlines()[-1].partition('next: ')[2])
+    assert following == ['dml', 'index', str(tmp_path/'model'), str(drawings)]
     measured = json.loads(dml('evaluate', tmp_path/'model', drawings, '--json').stdout)
     assert measured['pictures'] == 160 and 0 <= measured['measures']['map@r'] <= 1
     indexed = json.loads(dml('index', tmp_path/'model', drawings, '--out', tmp_path/'index',
@@ -363,6 +387,7 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     query = next(drawings.rglob('#0*.png'))
     answer, = json.loads(dml('search', tmp_path/'index', query, '-k', 3, '--json').stdout)
     assert len(answer['found']) == 3 and str(query) not in [f['path'] for f in answer['found']]
+    is_one_line(dml('search', tmp_path/'index', drawings), 'that is a folder')
     before = (tmp_path/'index'/'search.json').read_bytes()
     is_one_line(dml('index', tmp_path/'model', drawings/'nowhere', '--out', tmp_path/'index'),
                 'nowhere')
@@ -372,4 +397,4 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     assert arrays.returncode == 0
     of_vectors = dml('train', f"features:{tmp_path/'z.npz'}", '--out', tmp_path/'head',
                      '--epochs', 1)
-    assert of_vectors.returncode == 0 and 'identity' in of_vectors.stdout
+    assert of_vectors.returncode == 0 and 'a head on them' in of_vectors.stdout

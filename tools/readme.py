@@ -62,8 +62,8 @@ def cell_text(cell):
     code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
     is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
     parts = [fenced(code, 'python')] if is_shown else []
-    outputs = [site_links(output_text(output)) for output in cell['outputs']]
-    parts += [own_link.sub(in_folder, text) for text in outputs]
+    outputs = [own_link.sub(in_folder, output_text(output)) for output in cell['outputs']]
+    parts += [site_links(text) for text in outputs]     # last, for what they give is in the folder
     return '\n\n'.join(filter(None, parts))
 
 

@@ -18,7 +18,7 @@ Modules:
 - `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 - `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, as a loss.
 - `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
-- `dml_nb.losses.catalogue`: Every loss with its page and its paper: how it is made, what it charges, what it cannot see.
+- `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.
 - `dml_nb.losses.concordance`: How often a stranger is nearer than a friend, as a loss and as a measure.
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.

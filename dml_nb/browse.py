@@ -23,6 +23,7 @@ from pathlib import Path
 # %% ../nbs/64_browse.ipynb #84a4752f
 import numpy as np
 import torch
+from fastcore.basics import patch
 from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
     Img, Input, Label, Li, Link, Main, Meta, Nav, Ol, Option, P, Script, Select, Span, Table, Tbody,
@@ -709,206 +710,232 @@ class Pages:
             title, here, P(f'Every picture is searched among all others: {100 * study.done:.0f} % '
                            'are done. This page loads itself again.'), again=2)
 
-    def map(self, request):
-        seen = self.collection
-        choice = []
-        if self.other is not None:
-            choice = [Label('embedding ', Select(
-                Option('this', value='this'), Option('the other', value='other'), id='which'))]
-        tools = Div(
-            Button('+', id='in', aria_label='zoom in'),
-            Button('−', id='out', aria_label='zoom out'), Button('whole', id='home'),
-            Button('lasso', id='lasso', aria_pressed='false'), *choice,
-            cls='bar')
-        return self.page(
-            f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', tools,
-            Canvas(id='map', tabindex='0', role='img',
-                   aria_label='map of the embedding; the lists of the other pages show the same '
-                              'pictures'),
-            P(id='said', role='status'), Div(id='picked', cls='grid'),
-            Div(id='legend', cls='legend', aria_label='classes'),
-            P('Drag, or arrow keys; wheel, pinch, or ', Span('+ −'), '; lasso with its button, ',
-              Span('l'), ' or Shift and drag; click a point for its neighbours. Two directions of '
-              f'{seen.z.shape[1]} are shown, those in which embeddings differ most.', cls='note'),
-            script='/map.js')
+# %% ../nbs/64_browse.ipynb #9a17317a
+@patch
+def map(self:Pages, request):
+    seen = self.collection
+    choice = []
+    if self.other is not None:
+        choice = [Label('embedding ', Select(
+            Option('this', value='this'), Option('the other', value='other'), id='which'))]
+    tools = Div(
+        Button('+', id='in', aria_label='zoom in'),
+        Button('−', id='out', aria_label='zoom out'), Button('whole', id='home'),
+        Button('lasso', id='lasso', aria_pressed='false'), *choice,
+        cls='bar')
+    return self.page(
+        f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', tools,
+        Canvas(id='map', tabindex='0', role='img',
+               aria_label='map of the embedding; the lists of the other pages show the same '
+                          'pictures'),
+        P(id='said', role='status'), Div(id='picked', cls='grid'),
+        Div(id='legend', cls='legend', aria_label='classes'),
+        P('Drag, or arrow keys; wheel, pinch, or ', Span('+ −'), '; lasso with its button, ',
+          Span('l'), ' or Shift and drag; click a point for its neighbours. Two directions of '
+          f'{seen.z.shape[1]} are shown, those in which embeddings differ most.', cls='note'),
+        script='/map.js')
 
-    def item(self, i):
-        seen = self.collection
-        path = seen.file(i).name
-        around = Div(
-            A('← before', href=f'/item/{(i - 1) % len(seen)}', id='before'),
-            A('after →', href=f'/item/{(i + 1) % len(seen)}', id='after'),
-            A('map', href='/', id='to-map'), cls='bar')
-        label = str(seen.names[seen.labels[i]]) or 'no folder'
-        own = Figure(A(Img(src=f'/thumb/{i}', alt=seen.paths[i]), href=f'/image/{i}'),
-                     Figcaption(seen.paths[i]), cls='large')
-        found = [Div(H2('neighbours'), neighbour_figures(seen, i))]
-        if self.other is not None:
-            j = self.twin[i]
-            beside = P('it is not in the other index') if j is None else self.of_other(j)
-            found.append(Div(H2('neighbours in the other embedding'), beside))
-        cls = 'two' if len(found) > 1 else ''
-        return self.page(f'{path}, {label}', '', around, own, Div(*found, cls=cls),
-                         script='/item.js')
 
-    def of_other(self, j):
-        "Neighbours there, with pictures from here."
-        place = {path: i for i, path in enumerate(self.collection.paths)}
-        figures = []
-        for k, similarity, right in self.other.neighbours(j, 24):
-            i = place.get(self.other.paths[k])
-            if i is not None:
-                word = 'right' if right else 'wrong'
-                label = str(self.other.names[self.other.labels[k]])
-                figures.append(figure(self.collection, i, f'{similarity:.3f} {word}', label,
-                                      cls=word))
-        return Div(*figures, cls='grid')
+@patch
+def which(self:Pages, request):
+    chosen = request.query_params.get('of', 'this')
+    if chosen not in ('this', 'other') or chosen == 'other' and self.other is None:
+        raise LookupError(f'of: this or other is wanted, {chosen[:40]!r} was given')
+    return self.collection if chosen == 'this' else self.other
 
-    def worst(self, request):
-        number = whole_number(request.query_params.get('page'), 'page', 1)
-        seen, study = self.collection, self.collection.studied
-        if not study.ask():
-            return self.waiting('Worst queries', '/worst', study)
-        precision = study.report.measure('map').numpy()
-        order = [i for i in study.worst() if not np.isnan(precision[i])]
-        return self.listed(
-            number, '/worst', 'Worst queries', order,
-            lambda i: (f'AP {precision[i]:.3f}', str(seen.names[seen.labels[i]])),
-            'Average precision of each picture as a query, the lowest first: where the pictures of '
-            'its class lie among its neighbours.')
 
-    def doubted(self, request):
-        number = whole_number(request.query_params.get('page'), 'page', 1)
-        seen, study = self.collection, self.collection.studied
-        if not study.ask():
-            return self.waiting('Doubtful labels', '/labels', study)
-        return self.listed(
-            number, '/labels', 'Doubtful labels', study.doubted().tolist(),
-            lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.names[seen.labels[i]]}',
-                       f'like {seen.names[study.proposed[i]]}'),
-            f'Pictures of which the {study.K} nearest agree on another class. They are mistakes of '
-            'the labels, or of the embedding.')
+@patch
+def map_json(self:Pages, request):
+    seen = self.which(request)
+    return JSONResponse(dict(pictures=len(self.collection), names=list(self.collection.names),
+                             dim=seen.z.shape[1]))
 
-    def listed(self, number, here, title, order, lines, text):
-        "A page of many, sixty at a time."
-        last = max(1, math.ceil(len(order) / PER_PAGE))
-        if not 1 <= number <= last:
-            raise LookupError(f'page: 1 to {last} is wanted, {number} was given')
-        part = order[(number - 1) * PER_PAGE:number * PER_PAGE]
-        figures = [figure(self.collection, int(i), *lines(i)) for i in part]
-        turn = [A('← before', href=f'{here}?page={number - 1}')] if number > 1 else []
-        turn.append(Span(f'page {number} of {last}'))
-        turn += [A('after →', href=f'{here}?page={number + 1}')] if number < last else []
-        none = [] if order else [P('None was found.')]
-        return self.page(title, here, P(text, cls='note'), Div(*turn, cls='bar'), *none,
-                         Div(*figures, cls='grid'))
 
-    def classes(self, request):
-        seen, study = self.collection, self.collection.studied
-        if not study.ask():
-            return self.waiting('Confused classes', '/classes', study)
-        of_class = study.report.per_class('map@r')
-        pairs = study.report.confusions(top=30)
-        columns = ['class', 'taken_for', 'queries', 'share']
-        confused = [Tr(Td(str(seen.names[row['class']])), Td(str(seen.names[row['taken_for']])),
-                       Td(str(row['queries'])), Td(f"{row['share']:.2f}")) for row in pairs]
-        found = [Tr(Td(str(seen.names[row['class']]) or 'no folder'), Td(str(row['queries'])),
-                    Td(f"{100 * row['recall@1']:.1f}"), Td(f"{100 * row['map@r']:.1f}"))
-                 for row in of_class[:200]]
-        heads = [Tr(*[Th(name.replace('_', ' ')) for name in columns]),
-                 Tr(Th('class'), Th('pictures'), Th('R@1, %'), Th('MAP@R, %'))]
-        return self.page(
-            'Confused classes', '/classes', Div(
-                Div(H2('Which is taken for which'), Table(Thead(heads[0]), Tbody(*confused))),
-                Div(H2('Least found classes first'), Table(Thead(heads[1]), Tbody(*found))),
-                cls='two'))
+@patch
+def map_bin(self:Pages, request):
+    "Places of the pictures of this index, by either embedding, then their classes."
+    seen = self.which(request)
+    xy = seen.xy
+    if seen is self.other:
+        xy = np.stack([seen.xy[j] if j is not None else (-9., -9.) for j in self.twin])
+    codes = self.collection.labels.astype('<i4')
+    return Response(xy.astype('<f4').tobytes() + codes.tobytes(),
+                    media_type='application/octet-stream')
 
-    def compare(self, request):
-        mine, theirs = self.collection.studied, self.other.studied
-        ready = [study.ask() for study in (mine, theirs)]
-        if not all(ready):
-            slower = mine if theirs.done == 1 else theirs
-            return self.waiting('Before and after', '/compare', slower)
-        here, there = (study.report.measure('map').numpy() for study in (mine, theirs))
-        both = [i for i, j in enumerate(self.twin)
-                if j is not None and not np.isnan(here[i]) and not np.isnan(there[j])]
-        gain = {i: float(here[i] - there[self.twin[i]]) for i in both}
-        order = sorted(both, key=gain.get)
-        better = sum(value > 0 for value in gain.values())
+# %% ../nbs/64_browse.ipynb #84789470
+@patch
+def item(self:Pages, i):
+    seen = self.collection
+    path = seen.file(i).name
+    around = Div(
+        A('← before', href=f'/item/{(i - 1) % len(seen)}', id='before'),
+        A('after →', href=f'/item/{(i + 1) % len(seen)}', id='after'),
+        A('map', href='/', id='to-map'), cls='bar')
+    label = str(seen.names[seen.labels[i]]) or 'no folder'
+    own = Figure(A(Img(src=f'/thumb/{i}', alt=seen.paths[i]), href=f'/image/{i}'),
+                 Figcaption(seen.paths[i]), cls='large')
+    found = [Div(H2('neighbours'), neighbour_figures(seen, i))]
+    if self.other is not None:
+        j = self.twin[i]
+        beside = P('it is not in the other index') if j is None else self.of_other(j)
+        found.append(Div(H2('neighbours in the other embedding'), beside))
+    cls = 'two' if len(found) > 1 else ''
+    return self.page(f'{path}, {label}', '', around, own, Div(*found, cls=cls),
+                     script='/item.js')
 
-        def shown(chosen):
-            change = {i: f'AP {there[self.twin[i]]:.2f} → {here[i]:.2f}' for i in chosen}
-            return Div(*[figure(self.collection, i, change[i]) for i in chosen], cls='grid')
 
-        means = [float(study.report['map@r']) for study in (theirs, mine)]
-        return self.page(
-            'Before and after', '/compare',
-            P(f'MAP@R {100 * means[0]:.1f} % in the other embedding, {100 * means[1]:.1f} % in '
-              f'this one. Of {len(both):,} pictures {better:,} are found better as queries.'),
-            H2('Most gained'), shown(order[::-1][:30]), H2('Most lost'), shown(order[:30]))
+@patch
+def of_other(self:Pages, j):
+    "Neighbours there, with pictures from here."
+    place = {path: i for i, path in enumerate(self.collection.paths)}
+    figures = []
+    for k, similarity, right in self.other.neighbours(j, 24):
+        i = place.get(self.other.paths[k])
+        if i is not None:
+            word = 'right' if right else 'wrong'
+            label = str(self.other.names[self.other.labels[k]])
+            figures.append(figure(self.collection, i, f'{similarity:.3f} {word}', label,
+                                  cls=word))
+    return Div(*figures, cls='grid')
 
-    def weights(self, request):
-        given = dict(request.query_params)
-        name = given.get('loss', 'multi_similarity')
-        if name not in shown_losses():
-            raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name[:60]!r} '
-                             'was given')
-        choice = Select(*[Option(each, selected=each == name) for each in shown_losses()],
-                        name='loss')
-        fields = [Label('loss ', choice)]
-        for key, default in dict(classes=4, per_class=4, seed=0).items():
-            fields.append(Label(f"{key.replace('_', ' ')} ", Input(
-                type='number', name=key, value=given.get(key, default), min=0, step=1)))
-        for key, default in numeric_settings(name).items():
-            value = given.get(f'set_{key}', default)
-            low, high = sorted((min(0, 3 * default), max(3 * default, 1)))
-            fields.append(Label(f'{key} ', Input(
-                type='range', data_of=f'set_{key}', min=low, max=high, step='any', value=value,
-                aria_label=f'{key}, by a slider'), Input(
-                type='number', name=f'set_{key}', value=value, step='any')))
-        return self.page(
-            'Pair weights', '/weights', Form(*fields, id='batch', cls='bar', action='/weights'),
-            P(id='said', role='status'),
-            Canvas(id='W', role='img', aria_label='weight of every pair of a batch'),
-            P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
-              'the darker the stronger; what is white, the loss does not see.', cls='note'),
-            script='/weights.js')
+# %% ../nbs/64_browse.ipynb #7f3260a7
+@patch
+def listed(self:Pages, number, here, title, order, lines, text):
+    "A page of many, sixty at a time."
+    last = max(1, math.ceil(len(order) / PER_PAGE))
+    if not 1 <= number <= last:
+        raise LookupError(f'page: 1 to {last} is wanted, {number} was given')
+    part = order[(number - 1) * PER_PAGE:number * PER_PAGE]
+    figures = [figure(self.collection, int(i), *lines(i)) for i in part]
+    turn = [A('← before', href=f'{here}?page={number - 1}')] if number > 1 else []
+    turn.append(Span(f'page {number} of {last}'))
+    turn += [A('after →', href=f'{here}?page={number + 1}')] if number < last else []
+    none = [] if order else [P('None was found.')]
+    return self.page(title, here, P(text, cls='note'), Div(*turn, cls='bar'), *none,
+                     Div(*figures, cls='grid'))
 
-    def weights_json(self, request):
-        given = dict(request.query_params)
-        name = given.get('loss', 'multi_similarity')
-        try:
-            counts = {key: whole_number(given.get(key), key, default)
-                      for key, default in dict(classes=4, per_class=4, seed=0).items()}
-            known = numeric_settings(name) if name in shown_losses() else {}
-            settings = {}
-            for key, default in known.items():
-                text = given.get(f'set_{key}', '')
-                settings[key] = default if text == '' else type(default)(float(text))
-            return JSONResponse(weights_of(self.collection, name, settings, **counts))
-        except (ValueError, OverflowError) as error:
-            return JSONResponse(dict(error=str(error)), status_code=400)
 
-    def map_json(self, request):
-        seen = self.which(request)
-        return JSONResponse(dict(pictures=len(self.collection), names=list(self.collection.names),
-                                 dim=seen.z.shape[1]))
+@patch
+def worst(self:Pages, request):
+    number = whole_number(request.query_params.get('page'), 'page', 1)
+    seen, study = self.collection, self.collection.studied
+    if not study.ask():
+        return self.waiting('Worst queries', '/worst', study)
+    precision = study.report.measure('map').numpy()
+    order = [i for i in study.worst() if not np.isnan(precision[i])]
+    return self.listed(
+        number, '/worst', 'Worst queries', order,
+        lambda i: (f'AP {precision[i]:.3f}', str(seen.names[seen.labels[i]])),
+        'Average precision of each picture as a query, the lowest first: where the pictures of '
+        'its class lie among its neighbours.')
 
-    def map_bin(self, request):
-        "Places of the pictures of this index, by either embedding, then their classes."
-        seen = self.which(request)
-        xy = seen.xy
-        if seen is self.other:
-            xy = np.stack([seen.xy[j] if j is not None else (-9., -9.) for j in self.twin])
-        codes = self.collection.labels.astype('<i4')
-        return Response(xy.astype('<f4').tobytes() + codes.tobytes(),
-                        media_type='application/octet-stream')
 
-    def which(self, request):
-        chosen = request.query_params.get('of', 'this')
-        if chosen not in ('this', 'other') or chosen == 'other' and self.other is None:
-            raise LookupError(f'of: this or other is wanted, {chosen[:40]!r} was given')
-        return self.collection if chosen == 'this' else self.other
+@patch
+def doubted(self:Pages, request):
+    number = whole_number(request.query_params.get('page'), 'page', 1)
+    seen, study = self.collection, self.collection.studied
+    if not study.ask():
+        return self.waiting('Doubtful labels', '/labels', study)
+    return self.listed(
+        number, '/labels', 'Doubtful labels', study.doubted().tolist(),
+        lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.names[seen.labels[i]]}',
+                   f'like {seen.names[study.proposed[i]]}'),
+        f'Pictures of which the {study.K} nearest agree on another class. They are mistakes of '
+        'the labels, or of the embedding.')
+
+# %% ../nbs/64_browse.ipynb #9e10e9cc
+@patch
+def classes(self:Pages, request):
+    seen, study = self.collection, self.collection.studied
+    if not study.ask():
+        return self.waiting('Confused classes', '/classes', study)
+    of_class = study.report.per_class('map@r')
+    pairs = study.report.confusions(top=30)
+    columns = ['class', 'taken_for', 'queries', 'share']
+    confused = [Tr(Td(str(seen.names[row['class']])), Td(str(seen.names[row['taken_for']])),
+                   Td(str(row['queries'])), Td(f"{row['share']:.2f}")) for row in pairs]
+    found = [Tr(Td(str(seen.names[row['class']]) or 'no folder'), Td(str(row['queries'])),
+                Td(f"{100 * row['recall@1']:.1f}"), Td(f"{100 * row['map@r']:.1f}"))
+             for row in of_class[:200]]
+    heads = [Tr(*[Th(name.replace('_', ' ')) for name in columns]),
+             Tr(Th('class'), Th('pictures'), Th('R@1, %'), Th('MAP@R, %'))]
+    return self.page(
+        'Confused classes', '/classes', Div(
+            Div(H2('Which is taken for which'), Table(Thead(heads[0]), Tbody(*confused))),
+            Div(H2('Least found classes first'), Table(Thead(heads[1]), Tbody(*found))),
+            cls='two'))
+
+
+@patch
+def compare(self:Pages, request):
+    mine, theirs = self.collection.studied, self.other.studied
+    ready = [study.ask() for study in (mine, theirs)]
+    if not all(ready):
+        slower = mine if theirs.done == 1 else theirs
+        return self.waiting('Before and after', '/compare', slower)
+    here, there = (study.report.measure('map').numpy() for study in (mine, theirs))
+    both = [i for i, j in enumerate(self.twin)
+            if j is not None and not np.isnan(here[i]) and not np.isnan(there[j])]
+    gain = {i: float(here[i] - there[self.twin[i]]) for i in both}
+    order = sorted(both, key=gain.get)
+    better = sum(value > 0 for value in gain.values())
+
+    def shown(chosen):
+        change = {i: f'AP {there[self.twin[i]]:.2f} → {here[i]:.2f}' for i in chosen}
+        return Div(*[figure(self.collection, i, change[i]) for i in chosen], cls='grid')
+
+    means = [float(study.report['map@r']) for study in (theirs, mine)]
+    return self.page(
+        'Before and after', '/compare',
+        P(f'MAP@R {100 * means[0]:.1f} % in the other embedding, {100 * means[1]:.1f} % in '
+          f'this one. Of {len(both):,} pictures {better:,} are found better as queries.'),
+        H2('Most gained'), shown(order[::-1][:30]), H2('Most lost'), shown(order[:30]))
+
+# %% ../nbs/64_browse.ipynb #7048ace8
+@patch
+def weights(self:Pages, request):
+    given = dict(request.query_params)
+    name = given.get('loss', 'multi_similarity')
+    if name not in shown_losses():
+        raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name[:60]!r} '
+                         'was given')
+    choice = Select(*[Option(each, selected=each == name) for each in shown_losses()],
+                    name='loss')
+    fields = [Label('loss ', choice)]
+    for key, default in dict(classes=4, per_class=4, seed=0).items():
+        fields.append(Label(f"{key.replace('_', ' ')} ", Input(
+            type='number', name=key, value=given.get(key, default), min=0, step=1)))
+    for key, default in numeric_settings(name).items():
+        value = given.get(f'set_{key}', default)
+        low, high = sorted((min(0, 3 * default), max(3 * default, 1)))
+        fields.append(Label(f'{key} ', Input(
+            type='range', data_of=f'set_{key}', min=low, max=high, step='any', value=value,
+            aria_label=f'{key}, by a slider'), Input(
+            type='number', name=f'set_{key}', value=value, step='any')))
+    return self.page(
+        'Pair weights', '/weights', Form(*fields, id='batch', cls='bar', action='/weights'),
+        P(id='said', role='status'),
+        Canvas(id='W', role='img', aria_label='weight of every pair of a batch'),
+        P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
+          'the darker the stronger; what is white, the loss does not see.', cls='note'),
+        script='/weights.js')
+
+
+@patch
+def weights_json(self:Pages, request):
+    given = dict(request.query_params)
+    name = given.get('loss', 'multi_similarity')
+    try:
+        counts = {key: whole_number(given.get(key), key, default)
+                  for key, default in dict(classes=4, per_class=4, seed=0).items()}
+        known = numeric_settings(name) if name in shown_losses() else {}
+        settings = {}
+        for key, default in known.items():
+            text = given.get(f'set_{key}', '')
+            settings[key] = default if text == '' else type(default)(float(text))
+        return JSONResponse(weights_of(self.collection, name, settings, **counts))
+    except (ValueError, OverflowError) as error:
+        return JSONResponse(dict(error=str(error)), status_code=400)
 
 # %% ../nbs/64_browse.ipynb #2cb018a5
 def text_answer(

@@ -34,7 +34,7 @@ def test_titles_of_papers_lead_to_the_bibliography():
 
 @each_page
 def test_linked_papers_have_an_entry(page):
-    sources = ''.join(''.join(cell['source']) for cell in cells(page))
+    sources = '\n'.join(''.join(cell['source']) for cell in cells(page))
     linked = set(re.findall(r'81_bibliography\.ipynb#([\w-]+)', sources))
     assert linked <= set(_docs.papers(root/'nbs'/'81_bibliography.ipynb').values())
 

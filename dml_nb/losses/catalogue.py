@@ -1,4 +1,4 @@
-"""Every loss with its page and its paper: how it is made, what it charges, what it cannot see.
+"""Every loss with its page and paper: how it is made, what it charges and cannot see.
 
 The losses of the book by their names. `LOSSES['multi_similarity'](beta=20.)` makes one. The command
 `dml`, recipes, the [atlas](29_atlas.ipynb) and the table on the first page read the same entries,

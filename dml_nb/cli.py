@@ -683,6 +683,7 @@ def embed(
         path = Path(out).expanduser()
         if path.suffix != '.npz':
             fail(f'--out: a file that ends in .npz is wanted, {out} was given')
+        writable_folder(path.parent, [path.name], [])       # before any embedding
         embedder = load_model(model)
         images = pictures_for(embedder, data)
         import numpy as np
@@ -691,7 +692,6 @@ def embed(
         names = np.array(images.classes)[images.labels]
         content = BytesIO()
         np.savez(content, features=z, labels=names)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '

@@ -200,6 +200,8 @@ known_at_once = {
     'model that is none': (['evaluate', 'nowhere', 'photos'], 'nowhere was given'),
     'folder to index': (['index', 'nowhere', 'photos'], 'photos was given'),
     'index that is none': (['search', 'nowhere', 'photo.jpg'], 'nowhere was given'),
+    'a file of vectors below a file': (
+        ['embed', 'nowhere', 'photos', '--out', 'FILE/z.npz'], '--out', 'FILE'),
     'nothing to browse': (['browse', 'nowhere'], 'nowhere was given'),
 }
 

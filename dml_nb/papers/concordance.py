@@ -5,10 +5,9 @@ The CIT paper (CIT is its concordance-induced triplet loss) sees that retrieval 
 retrieval and faces with a triplet loss that says just this: no margin, a bounded exponential
 penalty on each wrongly ordered triplet. A second term, a partial likelihood of all three sides, can
 be mixed in to speed training up. Anonymous authors,
-[*Triplet Similarity Learning on Concordance Constraint*][anonymous-2023], submitted to ICLR 2023
+[*Triplet Similarity Learning on Concordance
+Constraint*](81_bibliography.ipynb#anonymous-2023), submitted to ICLR 2023
 ([openreview.net](https://openreview.net/forum?id=N8N2VMkWdVf); read in its double-blind version).
-
-[anonymous-2023]: 81_bibliography.ipynb#anonymous-2023
 
 Docs: https://dml-nb.github.io/dml_nb/papers.concordance.html.md"""
 

@@ -6,11 +6,10 @@ and replaces the mean of the pair losses by the worst weighted mean that a set o
 Its achievement is one frame in which old losses become cases (lifted structure, nearly
 multi-similarity) and in which new ones are a line each: the K largest losses, half of them of each
 kind, or a softmax over all. Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang,
-[*A Simple and Effective Framework for Pairwise Deep Metric Learning*][qi-2020],
-ECCV 2020, [arXiv:1912.11194](https://arxiv.org/abs/1912.11194); the text read is the anonymous
-draft under review.
-
-[qi-2020]: 81_bibliography.ipynb#qi-2020
+[*A Simple and Effective Framework for Pairwise Deep Metric
+Learning*](81_bibliography.ipynb#qi-2020), ECCV 2020,
+[arXiv:1912.11194](https://arxiv.org/abs/1912.11194); the text read is the anonymous draft under
+review.
 
 Docs: https://dml-nb.github.io/dml_nb/papers.dro.html.md"""
 

@@ -9,9 +9,7 @@ retrieval benchmarks with a single network, ahead of ensembles, and came second 
 X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
 *[Multi-Similarity Loss with General Pair Weighting for Deep Metric
 Learning](https://arxiv.org/abs/1904.06627)*, CVPR 2019, pages 5022-5030
-([bibliography][wang-2019]). "S" is its supplement.
-
-[wang-2019]: 81_bibliography.ipynb#wang-2019
+([bibliography](81_bibliography.ipynb#wang-2019)). "S" is its supplement.
 
 Docs: https://dml-nb.github.io/dml_nb/papers.multisimilarity.html.md"""
 

@@ -444,6 +444,14 @@ def model_folder(
          'embedder in it')
 
 
+def say_reading(
+    data:str,
+):
+    "On a terminal, for the reading of many pictures takes a while and has no bar."
+    if sys.stderr.isatty():
+        print(f'reading {data}', file=sys.stderr, flush=True)
+
+
 def check_index(
     path:str, # from `dml index`
 ):
@@ -550,6 +558,7 @@ def train(
         check_number('--held-out', held_out, above=0, below=1)      # before any reading
         check_number('--lr', 1. if lr is None else lr, above=0)
         make_loss = loss_maker(loss, options)
+        say_reading(data)
         images = load_pictures(data, size, mode='L' if grey else None)
         with progress_bar('epochs', stderr=json_) as bar, quiet:
             record = train_embedder(
@@ -586,6 +595,7 @@ def pictures_for(
     from dml_nb.everyday import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
+    say_reading(data)
     return load_pictures(data, embedder.size, embedder.fit, mode)
 
 
@@ -689,7 +699,7 @@ def embed(
         import numpy as np
         from dml_nb.check import write_atomically
         z = embedded(embedder, images).numpy()
-        names = np.array(images.classes)[images.labels]
+        names = np.array([*map(str, images.classes), '-1'])[images.labels]  # -1: without a label
         content = BytesIO()
         np.savez(content, features=z, labels=names)
         write_atomically(path, content.getvalue())

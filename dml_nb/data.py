@@ -1499,8 +1499,9 @@ def _name_and_path(name_or_path) -> tuple: # name of a source, path or ''
     if ending and not place.is_dir(): return ending, text
     if is_path or os.sep in text or (text and place.is_dir()):
         return 'folder', text
-    raise ValueError(f'data: a source or a folder is wanted, {name_or_path!r} was given; possible '
-                     f'are {", ".join(_sources)}; NAME:PATH says where the files lie')
+    raise ValueError(f'data: a source or a folder is wanted, {name_or_path!r} was given, and there '
+                     f'is no such folder; possible are {", ".join(_sources)}; NAME:PATH says where '
+                     'the files lie')
 
 # %% ../nbs/30_data.ipynb #5947c9c1
 def _options_of(reader) -> list:

@@ -317,8 +317,8 @@ class Checkpoints(Callback):
                 self.complete = self.state['done']
                 print(f'{self.path}: this training is finished, its weights are loaded')
                 raise CancelFitException()
-            print(f"{self.path}: going on at epoch {self.state['epoch']}, "
-                  f"batch {self.state['batch']}")
+            print(f"{self.path}: going on in epoch {self.state['epoch'] + 1}, "
+                  f"after {self.state['batch']} batches")
 
 # %% ../nbs/55_recovery.ipynb #98a35fec
 @patch

@@ -357,10 +357,16 @@ def test_every_option_reaches_the_training(tmp_path, dml, monkeypatch):
     assert seen['fresh']
 
 
+def default_interrupt():
+    "Ctrl-C as in a terminal, also where the tests run in the background of a shell, which ignores it"
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_train_goes_on_after_ctrl_c(drawings, tmp_path):
     words = list(map(str, train_words(drawings, tmp_path/'model')))
     running = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               stdin=subprocess.DEVNULL, text=True)
+                               stdin=subprocess.DEVNULL, text=True,
+                               preexec_fn=default_interrupt)
     for line in running.stdout:
         if line.startswith('epoch'):
             running.send_signal(signal.SIGINT)

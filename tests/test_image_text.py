@@ -36,7 +36,7 @@ for loss in (Temperature(InfoNCE(1., normalize=False), .1),
     of_all_processes(distributed(loss), z, t).backward()
     for weights, gradient in zip(learned, wanted):
         torch.testing.assert_close(weights.grad, gradient, rtol=1e-10, atol=1e-12)
-print(f'compared {world}\n', end='')        # in one write, for two processes share the output
+print(f'compared {world}\\n', end='')        # in one write, for two processes share the output
 dist.barrier()
 del apart
 dist.destroy_process_group()

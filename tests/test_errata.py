@@ -1,10 +1,10 @@
 "The page of errata finds a fault in the pages that it gathers, and shows what stands in them now."
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from papers import texts
 
 nbs = Path(__file__).resolve().parents[1]/'nbs'
 PAGE = '80_errata.ipynb'
@@ -67,10 +67,7 @@ def test_a_fault_is_found(copy, name, old, new):
         run(READER, CHECKS)
 
 
-papers = Path(os.environ.get('DML_NB_DATA', 'absent')).parent/'papers'
-
-
-@pytest.mark.skipif(not papers.is_dir(), reason='the texts of the papers are not here')
+@pytest.mark.skipif(not texts.is_dir(), reason='the texts of the papers are not here')
 @pytest.mark.parametrize('name, old, new', [
     ('11_losses.histogram.ipynb', '"h_p^- is approximately the ratio of negative pairs which have a '
      'lower cosine similarity compared with the current positive pair" |',

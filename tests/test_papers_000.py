@@ -1,45 +1,26 @@
 "What the page of the DRO paper cannot test: the paper's own text, and a run made again."
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
+from papers import misquoted, needs_data, record_of, text_of
 
 from dml_nb.papers import dro
 from dml_nb.papers.exhibits import by_recipe, differs, key_of
 
-root = Path(__file__).resolve().parents[1]
-data = os.environ.get('DML_NB_DATA')
-texts = sorted(Path(data).parent.glob('papers/000_*.txt')) if data else []
-paper = pytest.mark.skipif(not texts, reason='the text of the paper does not lie beside the data')
 
-
-@pytest.fixture(scope='module')
-def text():
-    return texts[0].read_text(encoding='utf-8')
-
-
-@pytest.fixture(scope='module')
+@pytest.fixture
 def record():
-    return json.loads((root/'results/papers/000.json').read_text(encoding='utf-8'))
+    return record_of('000')
 
 
-def words(text):
-    "Without differences of white space"
-    return ' '.join(text.split())
+def test_claims_are_quoted():
+    assert misquoted(dro.CLAIMS) == []
 
 
-@paper
-@pytest.mark.parametrize('claim', dro.CLAIMS, ids=lambda claim: claim.asks)
-def test_claims_are_quoted(claim, text):
-    assert words(claim.text) in words(text)
-
-
-@paper
 @pytest.mark.parametrize('name', dro.PRINTED)
-def test_printed_numbers_stand_on_their_lines(name, text):
-    lines = text.splitlines()
+def test_printed_numbers_stand_on_their_lines(name):
+    lines = text_of('000').splitlines()
     for row in dro.PRINTED[name]:
         cells = re.sub('</?b>', '', lines[int(row['source'].split()[1]) - 1]).split('\t')[1:]
         printed = [None if cell == '-' else float(cell) for cell in cells]
@@ -68,7 +49,7 @@ def test_rows_are_those_of_the_runs(record):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not data, reason='DML_NB_DATA names no folder')
+@needs_data
 def test_a_cell_can_be_computed_again(record):
     "One run of table 1; on another machine sums are in another order"
     recipe = dro.recipes_of('table1')[dro.BIRDS, 'MS'][0]

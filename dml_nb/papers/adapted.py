@@ -32,8 +32,7 @@ from torch import Tensor
 
 from ..core import similarities, unit
 from ..data import ImageSet, load_data
-from ..experiment import (
-    Recipe, Shelf, fit, interval, load_images, run_key, run_many, set_fields)
+from ..experiment import Recipe, Shelf, fit, interval, load_images, run_key, set_fields
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
 from .exhibits import Claim, Exhibit, kept, pick, ready
@@ -376,7 +375,7 @@ def _accuracies(known, asked) -> list: # of the training pictures, of the test p
 def _watched(
     recipe:Recipe,
     images:ImageSet=None, # what it names, or a part of it
-) -> tuple: # dict of JSON values; (N, D) embeddings of the test pictures; their labels
+) -> tuple: # dict of JSON values; embeddings of the test pictures before and after; their labels
     "Train it, and look at the accuracy after each pass."
     with ready(recipe, Shelf(images)) as (learn, train, test):
         looks = _Looks(train, test)
@@ -447,7 +446,7 @@ def _forever(sampler):
     while True:
         yield from sampler
 
-
+# %% ../../nbs/73_papers.adapted.ipynb #db76fba5
 _SHIFT_TITLES = dict(digits='digits', fashion_mnist='Fashion-MNIST', omniglot='Omniglot')
 
 
@@ -576,31 +575,20 @@ def _grid_rows(
     return rows
 
 
-def _separation_rows(
+def _trained_rows(
+    figure:str, # 'figure4' or 'figure5', whose runs are asked
+    columns:dict, # name -> what `_facts` calls it
     scale:str='small',
     folder='runs', # of finished runs
-) -> list: # of the worst class, and the spread over classes
-    "Figure 6 in numbers: how far classes stand apart."
+) -> list: # numbers of the embedding at the end
+    "Figures 6 and 7 in numbers."
     rows = []
     for lam in (0., 2.):
-        runs = _ten_runs('figure4', lam, scale, folder)
+        runs = _ten_runs(figure, lam, scale, folder)
         row = {'loss': _curve_name(lam)}
-        for key in ('separation of the worst class', 'spread of separations'):
-            row[key] = interval([run['trained'][key] for run in runs])
+        for name, key in columns.items():
+            row[name] = interval([run['trained'][key] for run in runs])
         rows.append(row)
-    return rows
-
-
-def _neighbour_rows(
-    scale:str='small',
-    folder='runs', # of finished runs
-) -> list: # the share of right ones among the ten nearest
-    "Figure 7 in numbers."
-    rows = []
-    for lam in (0., 2.):
-        runs = _ten_runs('figure5', lam, scale, folder)
-        right = interval([run['trained']['precision@10'] for run in runs])
-        rows.append({'loss': _curve_name(lam), 'right among ten': right})
     return rows
 
 
@@ -619,6 +607,7 @@ def _shift_rows(
     return rows
 
 # %% ../../nbs/73_papers.adapted.ipynb #c082314b
+_STANDING_APART = 'separation of the worst class', 'spread of separations'
 EXHIBITS = [
     Exhibit(
         '003', 'figure1', 'The pipeline of deep metric learning with triplets', [], 'line 29',
@@ -651,7 +640,7 @@ EXHIBITS = [
         '003', 'figure6', 'MNIST: t-SNE of both embeddings',
         [dict(loss=name, seen=_UNREADABLE) for name in ('original', 'adapted')],
         'lines 189 and 196', 'stand-in', 'The digits of scikit-learn stand in for MNIST.',
-        measure=_separation_rows),
+        measure=partial(_trained_rows, 'figure4', dict(zip(_STANDING_APART, _STANDING_APART)))),
     Exhibit(
         '003', 'table1a', 'CARS196: Recall@K', _printed_rows('table1a'), 'lines 205-210',
         'stand-in', 'The training half of Cars196, with features of a frozen SqueezeNet.',
@@ -669,7 +658,7 @@ EXHIBITS = [
         '003', 'figure7', 'CARS196 and CUB200-2011: retrieved pictures',
         [dict(loss=name, seen=_UNREADABLE) for name in ('original', 'adapted')],
         'lines 202, 233 and 241', 'stand-in', 'Fashion-MNIST, whose pictures may be shown here.',
-        measure=_neighbour_rows),
+        measure=partial(_trained_rows, 'figure5', {'right among ten': 'precision@10'})),
 ]
 
 # %% ../../nbs/73_papers.adapted.ipynb #47304192
@@ -829,60 +818,3 @@ CLAIMS = [
     _claim('unlabelled', _of_unlabelled,
            'accuracy with few labels, with the unlabelled pictures less without'),
 ]
-
-# %% ../../nbs/73_papers.adapted.ipynb #ba835a43
-def _best(tries) -> object: # the setting with the highest mean
-    return max(tries, key=lambda setting: np.mean(tries[setting]))
-
-
-def _tune_table(
-    name:str, # of a part of table 1
-    folder, # of finished runs
-) -> tuple: # the rate of each arm; what was tried
-    results = run_many(_tuning_recipes(name), folder, workers=1, progress=False)
-    tries = {}
-    for each in results:
-        arm = 'adapted' if each['recipe']['options']['lam'] else 'original'
-        of_arm = tries.setdefault(arm, {}).setdefault(each['recipe']['lr'], [])
-        of_arm.append(each['trained']['map@r'])
-    return {arm: _best(found) for arm, found in tries.items()}, tries
-
-
-def _tune_ten(
-    figure:str, # 'figure4' or 'figure5'
-    arms:list, # of (λ, reduction, select)
-    folder, # of finished runs
-) -> tuple: # the rate of each arm; runs; what was tried
-    tries, runs = {}, []
-    for recipe in _ten_tuning(figure, arms):
-        options = recipe.options
-        arm = _arm(options.get('lam', 0.), options['reduction'], options.get('select'))
-        runs.append(_watched_run(recipe, folder))
-        tries.setdefault(arm, {}).setdefault(recipe.lr, []).append(runs[-1]['curve'][-1][1])
-    return {arm: _best(found) for arm, found in tries.items()}, runs, tries
-
-
-def _tune_few_labels(
-    figure:str, # 'figure4' or 'figure5'
-    folder, # of finished runs
-) -> tuple: # the weights; runs; what was tried
-    tries, runs = {'λ of few labels': {}, 'λ_u of few labels': {}}, []
-    for recipe in _few_labels_tuning(figure):
-        lam_u = recipe.callback_options.get('unlabelled', 0.)
-        arm, weight = (('λ_u of few labels', lam_u) if lam_u else
-                       ('λ of few labels', recipe.options['lam']))
-        runs.append(_watched_run(recipe, folder))
-        tries[arm].setdefault(weight, []).append(runs[-1]['curve'][-1][1])
-    return {arm: _best(found) for arm, found in tries.items()}, runs, tries
-
-
-def _plain(
-    run:dict, # as `_watched_run`
-    **facts, # of its arm
-) -> dict: # without recipe and pictures, rounded: what the file of results keeps
-    curve = np.array(run['curve']).round(5).tolist()
-    names = 'figure', 'lam', 'reduction', 'select', 'lam_u', 'long'
-    given = dict(lam=0., reduction='sum', select=None, lam_u=None, long=False) | facts
-    return {name: given[name] for name in names} | dict(
-        seed=run['recipe'].get('seed', 0), untrained=run['untrained'], curve=curve,
-        trained=run['trained'], seconds=run['seconds'])

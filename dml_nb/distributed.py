@@ -106,22 +106,51 @@ def gather_rows(
         dist.all_gather([part.view(torch.uint8) for part in received], sent.view(torch.uint8))
     return torch.cat([part[:n] for part, n in zip(received, counts)]).to(rows.device)
 
+
+def gather_texts(
+    text:str, # of this rank
+) -> list: # (W) texts in the order of ranks
+    "The texts of all ranks; in one process, its own."
+    if place()[1] == 1:
+        return [text]
+    sent = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    counts = [count for count, in exchange([len(sent)])]
+    return [bytes(part.tolist()).decode() for part in gather_rows(sent, counts).split(counts)]
+
+
+def place() -> tuple: # (rank, number of processes)
+    "Which of how many processes this is"
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
 # %% ../nbs/54_distributed.ipynb #04110dcf
 def raise_together(
     error:Exception, # of this rank, or None
 ):
     "On every rank, raise what the first of those that failed has raised, and name the ranks."
-    text = '' if error is None else f'{type(error).__name__}: {error}'
-    sent = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    counts = [count for count, in exchange([len(sent)])]
-    texts = [bytes(part.tolist()).decode() for part in gather_rows(sent, counts).split(counts)]
-    failed = [rank for rank, count in enumerate(counts) if count]
+    texts = gather_texts('' if error is None else f'{type(error).__name__}: {error}')
+    failed = [rank for rank, text in enumerate(texts) if text]
     kind, _, said = texts[failed[0]].partition(': ')
     kinds = {'ValueError': ValueError, 'TypeError': TypeError}
     if kind not in kinds:
         said = texts[failed[0]]
     ranks = f'rank {failed[0]}' if len(failed) == 1 else f'ranks {", ".join(map(str, failed))}'
-    raise kinds.get(kind, RuntimeError)(f'{said} (on {ranks} of {len(counts)})') from error
+    raise kinds.get(kind, RuntimeError)(f'{said} (on {ranks} of {len(texts)})') from error
+
+
+@contextmanager
+def as_one():
+    "What any rank raises inside is raised on all; none goes on before all have come to the end."
+    error = None
+    try:
+        yield
+    except Exception as e:
+        if place()[1] == 1:
+            raise
+        error = e
+    if place()[1] > 1 and any(failed for failed, in exchange([error is not None])):
+        raise_together(error)
 
 # %% ../nbs/54_distributed.ipynb #9795573c
 def check_share(

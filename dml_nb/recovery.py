@@ -3,10 +3,12 @@
 `learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` writes where training
 stands, every 200 steps. If the process dies, whatever the reason, run the same script again: it
 goes on from the last checkpoint, and ends, on a CPU, with the same weights to the last bit.
+Several processes that train together do the same with the same line.
 
-A checkpoint is a folder of one safetensors and one JSON file, with a hash of each. There is no
-pickle in it, so reading one runs no code. It is written beside the others and renamed, so that
-a process killed while it writes leaves the checkpoint before.
+A checkpoint is a folder of one safetensors and one JSON file, with a hash of each, and one more
+safetensors file for each further process. There is no pickle in it, so reading one runs no code.
+It is written beside the others and renamed, so that a process killed while it writes leaves the
+checkpoint before.
 
 Docs: https://dml-nb.github.io/dml_nb/recovery.html.md"""
 
@@ -36,8 +38,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from .check import write_atomically
 from .core import check_number
-from .index import _read_folder, _write_folder
+from .distributed import as_one, gather_texts, place
+from .index import _digest, _read_contents, _read_folder, _write_folder
 from .learner import ClassBatchDL
 from .weighting import check_flag, generators_of, printed
 
@@ -111,7 +115,7 @@ def loader_state(
     dl, # a fastai DataLoader
 ) -> dict:
     "What decides the batches to come"
-    version, words, next_gauss = dl.rng.getstate()
+    version, words, next_gauss = unsplit(dl).rng.getstate()
     state = {'order': [version, list(words), next_gauss]}
     if isinstance(dl, ClassBatchDL):
         state['sampler'] = dl.sampler.state_dict()
@@ -124,9 +128,14 @@ def set_loader_state(
 ):
     "Let the next pass be the one of the state. Raises ValueError for a sampler of other images."
     version, words, next_gauss = state['order']
-    dl.rng.setstate((version, tuple(words), next_gauss))
+    unsplit(dl).rng.setstate((version, tuple(words), next_gauss))
     if isinstance(dl, ClassBatchDL):
         dl.sampler.load_state_dict(state['sampler'])
+
+
+def unsplit(dl):
+    "The loader that fastai's `DistributedDL` splits between processes; another is whole itself"
+    return vars(dl).get('dl', dl)
 
 
 def batches_of(dl) -> int:
@@ -172,27 +181,81 @@ def remove_folder(folder):
     (folder/'index.json').unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
+# %% ../nbs/55_recovery.ipynb #85b8372a
+def digests(
+    tree:dict, tensors:dict, # name -> packed value, name -> tensor
+) -> dict: # name -> SHA-256
+    "What tells whether two processes hold the same"
+    plain = {name: json.dumps(value).encode() for name, value in tree.items()}
+    return {name: _digest(data) for name, data in plain.items()} | {
+        name: _digest(save_tensors({'': tensor})) for name, tensor in tensors.items()}
 
+
+def write_parts(
+    folder:Path, # made if need be, the same on all ranks
+    tree:dict, tensors:dict, # of this rank, as `pack` makes them
+) -> dict: # for the manifest: of each rank its file, and values that are not those of rank 0
+    "The file of this rank, of all tensors that are not those of rank 0; none for one process."
+    rank, world = place()
+    if world == 1:
+        return {}
+    own = digests(tree, tensors)
+    first = json.loads(gather_texts(json.dumps(own) if rank == 0 else '')[0])
+    differ = [name for name, digest in own.items() if digest != first.get(name)]
+    part = {'state': {name: tree[name] for name in differ if name in tree}, 'files': {}}
+    with as_one():
+        if rank > 0:
+            data = save_tensors({name: tensors[name] for name in differ if name in tensors})
+            digest = _digest(data)
+            name = f'rank-{rank}.{digest[:16]}.safetensors'
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder/name, data)
+            part['files']['tensors'] = {'name': name, 'size': len(data), 'sha256': digest}
+    return {'parts': [json.loads(text) for text in gather_texts(json.dumps(part))]}
+
+# %% ../nbs/55_recovery.ipynb #69fd3b3c
 def write_state(
     folder:Path, # made if need be
     state:dict, # what `pack` takes
 ):
     "A checkpoint, whole or not at all. Raises OSError naming the file that cannot be written."
     tensors = {}
-    tree = pack(state, tensors)
-    _write_folder(folder, {'format': _FORMAT, 'state': tree}, {'tensors': save_tensors(tensors)})
+    with as_one():
+        tree = pack(state, tensors)
+    parts = write_parts(folder, tree['dict'], tensors)
+    with as_one():
+        if place()[0] == 0:
+            current = set()
+            for part in parts.get('parts', []):
+                _read_contents(folder, part)            # is whole, and where rank 0 looks
+                current |= {file['name'] for file in part['files'].values()}
+            manifest = {'format': _FORMAT, 'state': tree} | parts
+            _write_folder(folder, manifest, {'tensors': save_tensors(tensors)})
+            for old in folder.glob('*rank-*'):          # of an earlier writing of this step
+                if old.name not in current:
+                    old.unlink(missing_ok=True)
 
 
 def read_state(
     folder:Path,
+    rank:int=0, world:int=1, # whose state is wanted, and of how many processes
 ) -> dict:
     """What `write_state` was given. Raises ValueError, naming the file, if it was truncated, edited
-    or replaced."""
+    or replaced, and for another number of processes."""
     try:
         manifest, contents = _read_folder(folder, _FORMAT, _MAKER)
+        parts = manifest.get('parts', [{'state': {}, 'files': {}}])
+        part = parts[min(rank, len(parts) - 1)]
+        own = _read_contents(folder, part)
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f'{error}; remove {folder} to go on from the checkpoint before') from error
-    return unpack(manifest['state'], load_tensors(contents['tensors']))
+    if len(parts) != world:
+        raise ValueError(f'processes: {len(parts)} are wanted, as many as wrote {folder}, {world} '
+                         f'were given; start {len(parts)}, or begin anew with resume=False')
+    tensors = load_tensors(contents['tensors'])
+    for data in own.values():
+        tensors |= load_tensors(data)
+    return unpack({'dict': manifest['state']['dict'] | part['state']}, tensors)
 
 # %% ../nbs/55_recovery.ipynb #27fc1ae9
 def schedule_of(
@@ -277,8 +340,8 @@ def set_recorder_state(recorder, state:dict):
 class Checkpoints(Callback):
     """Writes where training stands and, when the same training is started again, goes on there.
 
-    Give each call of `fit` its own folder. On a CPU the final weights are those of a training that
-    was never interrupted, bit for bit."""
+    Give each call of `fit` its own folder, on several processes one that all of them see. On a CPU
+    the final weights are those of a training that was never interrupted, bit for bit."""
     order = 90                                          # after all that belongs to a step
 
     def __init__(
@@ -289,7 +352,7 @@ class Checkpoints(Callback):
         resume:bool=True, # go on from the last one there; False: remove what is there
     ):
         """Raises ValueError for an `every` or `keep` below 1 and, when training begins, for other
-        checkpoints than its own and for several processes."""
+        checkpoints than its own, also of another number of processes."""
         self.path = Path(path).expanduser()
         self.every = int(check_number('every', every, lo=1, integer=True))
         self.keep = int(check_number('keep', keep, lo=1, integer=True))
@@ -302,25 +365,44 @@ class Checkpoints(Callback):
         self.due = self.complete = False
         if not self.run:                                # a search for a rate, or predictions
             return
-        if num_distrib() > 1:
-            raise ValueError(f'Checkpoints: one process is wanted, {num_distrib()} were given')
+        if num_distrib() > max(1, place()[1]):
+            raise ValueError(f'Checkpoints: a process group of {num_distrib()} is wanted, none was '
+                             'given; call torch.distributed.init_process_group before')
         self.identity = identity(self.learn)
-        folders = finished_folders(self.path)
-        if not self.resume:
-            for folder in folders:
-                remove_folder(folder)
-        elif folders:
-            self.state = read_state(folders[-1])
-            self._check_identity()
-            self._restore()
+        newest = self._find_newest()
+        if newest:
+            with as_one():
+                self.state = read_state(self.path/newest, *place())
+                self._check_identity()
+                self._restore()
             if self.state['epoch'] == self.n_epoch or self.state['done']:
                 self.complete = self.state['done']
-                print(f'{self.path}: this training is finished, its weights are loaded')
+                self._say('this training is finished, its weights are loaded')
                 raise CancelFitException()
-            print(f"{self.path}: going on in epoch {self.state['epoch'] + 1}, "
-                  f"after {self.state['batch']} batches")
+            self._say(f"going on in epoch {self.state['epoch'] + 1}, "
+                      f"after {self.state['batch']} batches")
+
+    def _say(self, what):
+        if place()[0] == 0:
+            print(f'{self.path}: {what}')
 
 # %% ../nbs/55_recovery.ipynb #98a35fec
+@patch
+def _find_newest(self:Checkpoints) -> str:
+    "The folder to go on from, the same on all ranks; '' for none. Raises where ranks disagree."
+    mine = (f'every={self.every}, resume={self.resume}, {self.n_epoch} epochs of '
+            f'{batches_of(self.dls.train)} batches')
+    everyone = gather_texts(mine)
+    if len(set(everyone)) > 1:
+        raise ValueError(f'Checkpoints: the same on all ranks is wanted, {"; ".join(everyone)} '
+                         'were given')
+    with as_one():
+        folders = finished_folders(self.path) if place()[0] == 0 else []
+        while folders and not self.resume:
+            remove_folder(folders.pop())
+    return gather_texts(folders[-1].name if folders else '')[0]
+
+
 @patch
 def _check_identity(self:Checkpoints):
     "Raises ValueError that names what differs between the training and its checkpoint"
@@ -442,7 +524,8 @@ def save(
     self:Checkpoints,
     done:bool=False, # training is finished
 ) -> Path: # the folder
-    "Write a checkpoint now, and remove those beyond the last few. Raises OSError."
+    """Write a checkpoint now, and remove those beyond the last few. Raises OSError. Of several
+    processes every one calls it, and what one of them raises is raised on all."""
     parts = parts_with_state(self.learn)
     between = self.batch == 0
     state = {
@@ -461,8 +544,9 @@ def save(
     }
     folder = self.path/f'step-{self.train_iter:08d}'
     write_state(folder, state)
-    for old in finished_folders(self.path)[:-self.keep]:
-        remove_folder(old)
+    if place()[0] == 0:
+        for old in finished_folders(self.path)[:-self.keep]:
+            remove_folder(old)
     return folder
 
 

@@ -26,6 +26,7 @@ losses = [
 has_proc = Path('/proc/self/clear_refs').exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_proc, reason='the peak of memory is read from /proc, of Linux')
 @pytest.mark.parametrize('loss', losses)
 def test_blocks_need_little_memory(loss):

@@ -24,6 +24,7 @@ import warnings
 from ast import literal_eval
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -164,6 +165,18 @@ def check_names(
              f'{near}')
 
 
+def check_losses(
+    names:list,
+    option:str, # that they were given to
+):
+    "Fails in one line for unknown names. Raises `ValueError` for a file without such a loss."
+    from dml_nb.experiment import LOSSES, is_own, own_entry
+    own = [name for name in names if is_own(name)]
+    check_names([name for name in names if name not in own], LOSSES, option)
+    for name in own:
+        own_entry(name)
+
+
 def check_folder(
     data:str, # as the option of `compare`
 ):
@@ -174,6 +187,10 @@ def check_folder(
              'and there is no such folder')
 
 # %% ../nbs/63_cli.ipynb #b68ccdbe
+plain_table = partial(
+    Table, box=box.SIMPLE_HEAD, title_justify='left', show_edge=False, pad_edge=False)
+
+
 def print_table(
     results:dict, # from `run_all`
     console:Console,
@@ -182,16 +199,12 @@ def print_table(
     from dml_nb.experiment import MEASURES
     from dml_nb.report import NAMES, plus_minus
     seeds = results['table'][0]['seeds']
-    table = Table(
+    table = plain_table(
         title=(
             f'{results["data"]["name"]}: mean ± 95 % interval (Student-t) over {seeds} '
             f'seed{"s" if seeds > 1 else ""}; R@1 and MAP@R in %'),
-        title_justify='left',
         caption='unseen: classes that were not in training',
         caption_justify='left',
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
         collapse_padding=True,
     )
     table.add_column('')
@@ -289,7 +302,8 @@ def compare(
         help='digits, fashion_mnist, omniglot, or folder:PATH with a folder of images for each '
              'class.')] = 'digits',
     losses:Annotated[str, typer.Option(
-        help='Names with commas between them.')] = 'multi_similarity,triplet,contrastive',
+        help='Names with commas between them; FILE.py:CLASS is one of your own.',
+    )] = 'multi_similarity,triplet,contrastive',
     seeds:Annotated[int, typer.Option(
         min=1, help='Trainings per loss and question: seeds 0, 1, ... One has no interval.')] = 3,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the training images.')] = 3,
@@ -322,8 +336,7 @@ def compare(
         names = listed_names(losses, '--losses')
         check_folder(data)
         folder = writable_folder(out)                       # nothing heavy is loaded before this
-        from dml_nb.experiment import LOSSES
-        check_names(names, LOSSES, '--losses')
+        check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
         if size is not None and 'size' not in options_of(data):
             fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
@@ -341,7 +354,7 @@ def print_speeds(
 ):
     "Medians and quartiles, as ratios to ours and to the limit too."
     from dml_nb.benchmark import bench_table
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table = plain_table(collapse_padding=True)
     for name in ('job', 'size', 'who'):
         table.add_column(name)
     for name in ('time (quartiles)', 'to ours', 'to the limit', 'MB'):
@@ -417,12 +430,12 @@ def chosen_settings(
 
 # %% ../nbs/63_cli.ipynb #c30b080b
 def loss_maker(
-    loss:str, # its name
+    loss:str, # its name, or FILE.py:CLASS
     settings:dict, # from `chosen_settings`
 ): # function of classes and dim that makes the loss
     "Fails in one line for settings that the loss does not take, naming those that it takes."
-    from dml_nb.experiment import LOSSES, make_loss
-    check_names([loss], LOSSES, '--loss')
+    check_losses([loss], '--loss')
+    from dml_nb.experiment import make_loss
     try:
         make_loss(loss, settings)
     except ValueError as error:
@@ -504,6 +517,24 @@ class Teller:
             self.best = max(self.best, facts['map@r'])
 
 # %% ../nbs/63_cli.ipynb #23996504
+def stopped_training(
+    folder:Path, # of the model
+    fresh:bool, # whether the command began anew, and would again
+) -> str: # what to say after Ctrl-C
+    from dml_nb.recovery import finished_folders
+    kept, steps = folder/'embedder'/'embedder.json', folder/'checkpoints'
+    goes_on = f'the same command{" without --fresh" if fresh else ""} goes on'
+    if kept.is_file():
+        epoch = json.loads(kept.read_text(encoding='utf-8'))['facts']['reached']['epoch']
+        return (f'stopped; the best network so far, that of epoch {epoch}, is kept in '
+                f'{kept.parent}, and {goes_on}')
+    if finished_folders(steps):
+        return ('stopped in the first epoch; there is no network yet, but its steps are kept in '
+                f'{steps}, and {goes_on}')
+    return ('stopped before an epoch was finished; nothing is kept yet, and the same command '
+            'begins anew')
+
+# %% ../nbs/63_cli.ipynb #41c92478
 @app.command()
 def train(
     data:Annotated[str, typer.Argument(
@@ -511,7 +542,8 @@ def train(
              'or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
-    loss:Annotated[str, typer.Option(help='Its name.')] = 'multi_similarity',
+    loss:Annotated[str, typer.Option(
+        help='Its name; FILE.py:CLASS for one of your own.')] = 'multi_similarity',
     set_:Annotated[list[str], typer.Option(
         '--set', help='A setting of the loss, as alpha=2; may be given several times.')] = [],
     body:Annotated[str, typer.Option(
@@ -549,21 +581,24 @@ def train(
     the folder given by --out. After a stop the same command goes on where it was. Next: dml
     evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
-    with told_in_one_line(f'stopped; what was reached is kept in {out}, and the same command goes '
-                          'on'):
+    with told_in_one_line('stopped before training began; nothing was trained'):
         options = chosen_settings(set_)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
         from dml_nb.core import check_number
-        from dml_nb.everyday import load_pictures, train_embedder
+        from dml_nb.everyday import check_body, load_pictures, train_embedder
         check_number('--held-out', held_out, above=0, below=1)      # before any reading
         check_number('--lr', 1. if lr is None else lr, above=0)
+        check_body(body)
         make_loss = loss_maker(loss, options)
         say_reading(data)
         images = load_pictures(data, size, mode='L' if grey else None)
-        with progress_bar('epochs', stderr=json_) as bar, quiet:
-            record = train_embedder(
-                images, folder, make_loss, body, weights, dim, epochs, patience, classes,
-                per_class, lr, held_out, seed, fresh, Teller(bar, json_))
+        try:
+            with progress_bar('epochs', stderr=json_) as bar, quiet:
+                record = train_embedder(
+                    images, folder, make_loss, body, weights, dim, epochs, patience, classes,
+                    per_class, lr, held_out, seed, fresh, Teller(bar, json_))
+        except KeyboardInterrupt:
+            fail(stopped_training(folder, fresh), 130)
         if json_:
             print(json.dumps(record))
             return
@@ -581,7 +616,7 @@ def train(
 def load_model(
     path:str,
 ): # `Embedder`
-    "An embedder, from a folder that `model_folder` has found."
+    "An embedder, from a folder as `model_folder` takes it."
     folder = model_folder(path)
     from dml_nb.embedding import load_embedder
     return load_embedder(folder)
@@ -615,6 +650,30 @@ def embedded(
     return torch.cat(rows)
 
 # %% ../nbs/63_cli.ipynb #764cfc01
+def chosen_part(
+    model:str, # folder of the model
+    embedder, # `Embedder`
+    images, # `ImageSet`
+    part:str, # 'auto', 'all', 'held-out', or a part of the data set
+) -> tuple: # `ImageSet`, and the name of the part
+    "What to measure on. Raises `ValueError` for a part that is not there."
+    known = [] if images.split is None else sorted(set(images.split.tolist()))
+    if part == 'auto':
+        part = 'test' if 'test' in known else 'all'
+    if part == 'held-out':
+        from dml_nb.everyday import held_back_of
+        return held_back_of(model, images), part
+    if part in known:
+        return images.subset(images.split == part), part
+    if part != 'all':
+        raise ValueError(f"--part: one of {', '.join(['all', 'held-out', *known])} is wanted, "
+                         f'{part!r} was given')
+    if embedder.facts.get('data', {}).get('sha256') == images.sha256():
+        print('dml: the model was trained on most of these pictures, which flatters it; see '
+              '--part held-out', file=sys.stderr)
+    return images, part
+
+# %% ../nbs/63_cli.ipynb #e45165e4
 @app.command()
 def evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
@@ -637,21 +696,7 @@ def evaluate(
     trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
         embedder = load_model(model)
-        images = pictures_for(embedder, data)
-        if part == 'auto':
-            part = 'test' if images.split is not None and 'test' in images.split else 'all'
-        known = [] if images.split is None else sorted(set(images.split.tolist()))
-        if part == 'held-out':
-            from dml_nb.everyday import held_back_of
-            images = held_back_of(model, images)
-        elif part in known:
-            images = images.subset(images.split == part)
-        elif part != 'all':
-            raise ValueError(f"--part: one of {', '.join(['all', 'held-out', *known])} is wanted, "
-                             f'{part!r} was given')
-        elif embedder.facts.get('data', {}).get('sha256') == images.sha256():
-            print('dml: the model was trained on most of these pictures, which flatters it; see '
-                  '--part held-out', file=sys.stderr)
+        images, part = chosen_part(model, embedder, pictures_for(embedder, data), part)
         from dml_nb.retrieval import evaluate as measure
         report = measure(embedded(embedder, images), images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
@@ -664,8 +709,7 @@ def evaluate(
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        table = Table(title=f'{images.name}, {part}: {len(images):,} pictures', box=box.SIMPLE_HEAD,
-                      title_justify='left', show_edge=False, pad_edge=False)
+        table = plain_table(title=f'{images.name}, {part}: {len(images):,} pictures')
         for name in ('measure', '%', '95 % interval'):
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():
@@ -735,8 +779,8 @@ def index(
             found = index_folder(
                 embedder, images, folder, kind,
                 lambda done, files: bar.update(task, completed=done, total=files))
-        for file in found['skipped']:
-            print(f'dml: left out {file}, which is no picture', file=sys.stderr)
+        for why in found['skipped'].values():
+            print(f'dml: left out {why}', file=sys.stderr)
         left = f", {len(found['skipped'])} left out" if found['skipped'] else ''
         following = shlex.join(['dml', 'search', str(folder), 'PICTURE'])
         print(json.dumps(found | dict(index=str(folder))) if json_ else
@@ -805,7 +849,7 @@ def listing(
     exhibits:list, # of `Exhibit`
 ) -> Table:
     "What there is, and its status."
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = plain_table()
     for name in ('exhibit', 'shows', 'status', 'note'):
         table.add_column(name, no_wrap=name in ('exhibit', 'status'))
     for exhibit in exhibits:
@@ -819,8 +863,7 @@ def side_by_side(
     rows:list, # of texts
 ) -> Table:
     "Printed and measured numbers."
-    table = Table(*columns, title=f'{exhibit.key}: {exhibit.title}', box=box.SIMPLE_HEAD,
-                  title_justify='left', show_edge=False, pad_edge=False)
+    table = plain_table(*columns, title=f'{exhibit.key}: {exhibit.title}')
     for row in rows:
         table.add_row(*row)
     return table

@@ -664,8 +664,9 @@ def _without_broken(images) -> ImageSet:
     images = images.subset(~np.isin(images.index, list(source.skipped)))
     images.skipped = tuple(str(source.paths[i]) for i in source.skipped)
     count = f'{len(source.skipped):,} of {len(source):,} pictures'
-    warnings.warn(f'{images.name}: {count} could not be read and were skipped, '
-                  f'{images.skipped[0]} first; see .skipped', stacklevel=4)
+    first = next(iter(source.skipped.values()))
+    warnings.warn(f'{images.name}: {count} could not be read and were skipped. The first: {first}',
+                  stacklevel=4)
     _check_classes(images.name, images.labels, images.classes)
     return images
 
@@ -720,15 +721,17 @@ def _folder(root=None, name=None, **options) -> ImageSet:
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith('.'))
     if not folders:
         raise ValueError(f'{wanted}, {root} holds no folders')
-    files, labels = [], []
-    for label, folder in enumerate(folders):
+    files, labels, classes = [], [], []
+    for folder in folders:
         inside = [p.relative_to(root) for p in sorted(folder.rglob('*')) if p.is_file()]
         inside = [p.as_posix() for p in inside if _is_picture(p.as_posix())]
+        if not inside and options.get('on_error') == 'skip':
+            continue
         if not inside:
             raise ValueError(f'{wanted}, {folder} holds no pictures')
         files += inside
-        labels += [label] * len(inside)
-    classes = [p.name for p in folders]
+        labels += [len(classes)] * len(inside)
+        classes.append(folder.name)
     return _picture_set(name or root.name, _Folder(root), files, labels, classes, **options)
 
 # %% ../nbs/30_data.ipynb #0ed58fe1
@@ -758,7 +761,8 @@ def _zip(root=None, name=None, natural=False, **options) -> ImageSet:
     if not parts:
         raise ValueError(f'{wanted}, {archive.path} holds none')
     classes = {p[0] for p in parts}
-    if empty := {p[0] for p in folders if p} - classes:
+    empty = {p[0] for p in folders if p} - classes
+    if empty and options.get('on_error') != 'skip':
         raise ValueError(f'{wanted}, {archive}/{min(empty)} holds no pictures')
     classes = sorted(classes, key=_by_its_numbers if natural else None)
     place = {c: label for label, c in enumerate(classes)}

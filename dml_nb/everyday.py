@@ -22,6 +22,7 @@ import shutil
 import time
 import warnings
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -38,9 +39,11 @@ from torch import nn
 from .check import machine, versions, write_atomically, write_json
 from .core import check_number
 from .data import (
-    ImageSet, crop_and_flip, load_data, options_of, small_jpeg, split_by_class, split_by_image)
-from .embedding import (
-    Embedder, Pictures, create_embedder, load_embedder, local_weights, save_embedder)
+    ImageSet, _is_picture, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
+    split_by_image)
+from dml_nb.embedding import (
+    BODIES, SMALL, Embedder, Pictures, create_embedder, is_timm, load_embedder, local_weights,
+    save_embedder)
 from .index import EmbeddingIndex, pictures_of_search
 from .learner import jitter_images, metric_dataloaders, metric_learner
 from .losses import MultiSimilarity
@@ -54,22 +57,49 @@ def load_pictures(
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
 ) -> ImageSet:
-    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside the
-    folders of the classes. Raises as `load_data`."""
+    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
+    the folders of the classes. Raises as `load_data`."""
     taken = options_of(data)
     from_files = 'fit' in taken
     folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
     if from_files and folder.is_dir():
-        loose = [file for file in Pictures(folder, None, None, 'cut').items
-                 if file.parent == folder]
+        loose = [file.name for file in sorted(folder.iterdir())
+                 if file.is_file() and _is_picture(file.name)]
         if loose:
             what = 'picture lies' if len(loose) == 1 else 'pictures lie'
             warnings.warn(f'{data}: {len(loose):,} {what} in no folder of a class and will not be '
-                          f'read, {loose[0].name} first', stacklevel=2)
+                          f'read, {loose[0]} first', stacklevel=2)
     wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
-    return load_data(data, **options)
+    images = load_data(data, **options)
+    if from_files and folder.is_dir():
+        for doubt in doubts_about_folders(images, folder):
+            warnings.warn(f'{data}: {doubt}', stacklevel=2)
+    return images
+
+
+def doubts_about_folders(
+    images:ImageSet,
+    folder:Path, # of the folders of the classes
+) -> list: # of sentences
+    "What may not be meant: folders without a picture, and folders of folders taken for classes."
+    doubts = []
+    names = {path.name for path in folder.iterdir()
+             if path.is_dir() and not path.name.startswith('.')}
+    empty = sorted(names - set(images.classes))
+    if empty:
+        what = 'folder holds' if len(empty) == 1 else 'folders hold'
+        doubts.append(f'{len(empty):,} {what} no picture and will not be read, {empty[0]} first')
+    places = {Path(path).parent for path in images.source.paths}
+    deep = folder not in {place.parent for place in places}
+    if deep and len({place.name for place in places}) == len(places) > len(images.classes):
+        doubts.append(
+            f'its {len(images.classes):,} folders are taken for the classes '
+            f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
+            f'{len(places):,} folders below. If those are the classes, give a CSV with the columns '
+            'file and label')
+    return doubts
 
 # %% ../nbs/56_everyday.ipynb #ce87def2
 def hold_back(
@@ -77,7 +107,8 @@ def hold_back(
     share:float=.2, # of the classes, or of the pictures of each
     seed:int=0, # which ones
 ) -> tuple: # train, valid, and 'split', 'class' or 'image': what is held back
-    "What to train on and what to judge by. Raises `ValueError` for fewer than two classes."
+    """What to train on and what to judge by. Raises `ValueError` for fewer than two classes, and
+    where no two of what is held back belong together."""
     check_number('share', share, above=0, below=1)
     present = np.unique(images.labels[images.labels >= 0])
     if len(present) < 2:
@@ -92,21 +123,38 @@ def hold_back(
         order = np.random.default_rng(seed).permutation(present)
         parts, how = split_by_class(images.labels, np.sort(order[away:])), 'class'
     train, valid = (images.subset(part) for part in parts)
+    counts = np.unique(valid.labels[valid.labels >= 0], return_counts=True)[1]
+    if counts.max(initial=0) < 2:
+        raise ValueError(f'data: two pictures of a class are wanted among those held back, of '
+                         f'{len(images)} pictures {len(valid)} were, no two of them of one class')
     return train, valid, how
 
 # %% ../nbs/56_everyday.ipynb #9b26321a
+def check_body(
+    body:str, # as in `usual_network`
+):
+    "Raises `ValueError` for a name that nobody has, with those that are nearest to it."
+    known = ['auto', *SMALL, *BODIES]
+    if body not in known and not is_timm(body):
+        near = ', '.join(get_close_matches(body, known))
+        raise ValueError(
+            f'body: auto, a known name or timm:NAME is wanted, {body!r} was given'
+            f'{near and f"; like it are {near}"}. All names: '
+            'https://dml-nb.github.io/dml_nb/embedding.html')
+
+# %% ../nbs/56_everyday.ipynb #4d081f6e
 def usual_network(
     images:ImageSet,
     body:str='auto', # a name as in `create_embedder`; 'auto': by the kind of pictures
     weights:str='auto', # 'none', 'imagenet', 'DEFAULT', a path; 'auto': pretrained if there are any
 ) -> tuple: # body, weights as `create_embedder` takes them
-    "What to train for such pictures."
+    "What to train for such pictures. Raises `ValueError` for an unknown body."
+    check_body(body)
     channels, *sides = images[0][0].shape
     if body == 'auto':
         small = channels == 1 and max(sides, default=0) <= 64
         body = 'identity' if not sides else 'small_convnet' if small else 'squeezenet1_1'
-    fresh = body in ('identity', 'small_convnet', 'lenet', 'vgg9')
-    if weights == 'none' or weights == 'auto' and fresh:
+    if weights == 'none' or weights == 'auto' and body in SMALL:
         return body, None
     if weights != 'auto':
         return body, weights
@@ -136,6 +184,22 @@ class KeepBest(TrackerCallback):
             save_embedder(self.model, self.folder, **self.facts, reached=reached)
 
 
+class StopEarly(EarlyStoppingCallback):
+    "fastai's, without its line about the best epoch, which counts epochs from 0"
+    def after_epoch(self):
+        with redirect_stdout(StringIO()):
+            super().after_epoch()
+
+# %% ../nbs/56_everyday.ipynb #173907d1
+def epoch_row(
+    learn, # a Learner
+    epoch:int, # one that is over, counted from 0
+) -> dict: # epoch (counted from 1), loss, recall@1, map@r
+    loss, _, recall, map_at_r = learn.recorder.values[epoch]
+    return {'epoch': epoch + 1, 'loss': float(loss), 'recall@1': float(recall),
+            'map@r': float(map_at_r)}
+
+
 class Tell(Callback):
     "Tells a function where training stands, after each batch and each epoch"
     order = 62                                          # likewise
@@ -147,28 +211,11 @@ class Tell(Callback):
 
     def after_batch(self):
         if self.training:
-            share = (self.iter + 1) / max(self.n_iter, 1)
-            self.call('batch', dict(done=self.epoch + share, epochs=self.n_epoch))
+            done = self.train_iter / self.n_iter        # with the batches before a stop
+            self.call('batch', dict(done=done, epochs=self.n_epoch))
 
     def after_epoch(self):
-        self.call('epoch', epoch_row(self.learn))
-
-
-class StopEarly(EarlyStoppingCallback):
-    "fastai's, without its line about the best epoch, which counts epochs from 0"
-    def after_epoch(self):
-        with redirect_stdout(StringIO()):
-            super().after_epoch()
-
-
-def epoch_row(
-    learn, # a Learner after an epoch
-    i:int=-1, # which
-) -> dict: # epoch, loss, recall@1, map@r
-    rows = learn.recorder.values
-    loss, _, recall, map_at_r = rows[i]
-    return {'epoch': len(rows) if i == -1 else i + 1, 'loss': float(loss),
-            'recall@1': float(recall), 'map@r': float(map_at_r)}
+        self.call('epoch', epoch_row(self.learn, self.epoch))
 
 # %% ../nbs/56_everyday.ipynb #4720b319
 def usual_augmentation(
@@ -182,6 +229,16 @@ def usual_augmentation(
     return partial(crop_and_flip, side=(height, width), pad=max(1, height // 16))
 
 # %% ../nbs/56_everyday.ipynb #2e5eb829
+def write_record(
+    path:Path, # of training.json
+    record:dict, # settings and what was reached
+):
+    "The file, in its folder, which is made if need be."
+    settings = record['settings']
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record, seed=settings['seed'], data=settings['data'])
+
+
 def begin_record(
     path:Path, # of training.json
     settings:dict, # what decides the training, JSON values
@@ -195,7 +252,7 @@ def begin_record(
         path.unlink(missing_ok=True)
     if not path.is_file():
         record = dict(settings=settings, finished=False, curve=[])
-        write_json(path, record, seed=settings['seed'], data=settings['data'])
+        write_record(path, record)
         return record
     try:
         record = json.loads(path.read_text(encoding='utf-8'))
@@ -206,9 +263,13 @@ def begin_record(
     differ = [f'{name} {known.get(name)!r} there, {value!r} now'
               for name, value in settings.items() if known.get(name) != value]
     if differ:
+        why = ''
+        if known.get('epochs') != settings.get('epochs'):
+            why = ' The learning rate rises and falls once over all epochs, so none can be added.'
         raise ValueError(
             f"out: a new folder, or that of the same training, is wanted; {path.parent} holds one "
-            f"with {'; '.join(differ)}. --fresh (fresh=True) begins anew")
+            f"with {'; '.join(differ)}.{why} The same with --out {path.parent}-new (out=...) "
+            'trains beside it, with --fresh (fresh=True) in its place')
     return record
 
 # %% ../nbs/56_everyday.ipynb #14ffcba1
@@ -243,6 +304,14 @@ def loss_for(
         torch.manual_seed(seed)
         return loss(classes, dim)
 
+
+def loss_text(
+    loss:nn.Module,
+) -> str:
+    "What it prints, for a loss that is not of this package with the module that it is from."
+    module = type(loss).__module__
+    return repr(loss) if module.startswith('dml_nb.') else f'{module}.{loss!r}'
+
 # %% ../nbs/56_everyday.ipynb #5bf70e9d
 def careful_learner(
     train:ImageSet,
@@ -268,6 +337,27 @@ def careful_learner(
     return metric_learner(dls, embedder, loss, cbs=callbacks)
 
 # %% ../nbs/56_everyday.ipynb #de4c87c1
+def fit_and_record(
+    learn, # from `careful_learner`
+    record:dict, # from `begin_record`
+    path:Path, # of training.json
+):
+    "Adds to the record, in place: before, curve, best, seconds, finished."
+    settings = record['settings']
+    if 'before' not in record:
+        before = evaluate(*learn.embed(), ks=(1,))
+        record['before'] = {key: before[key] for key in ('recall@1', 'map@r')}
+        write_record(path, record)
+    start = time.perf_counter()
+    with learn.no_bar(), learn.no_logging():
+        learn.fit_one_cycle(settings['epochs'], settings['lr'])
+    rows = [epoch_row(learn, i) for i in range(len(learn.recorder.values))]
+    record |= dict(
+        curve=rows, best=max(rows, key=lambda row: row['map@r']),
+        seconds=time.perf_counter() - start, finished=True)
+    write_record(path, record)
+
+# %% ../nbs/56_everyday.ipynb #67b898f5
 def train_embedder(
     images:ImageSet, # labelled, of one size
     out, # folder of the embedder and of what it takes to go on, made if need be
@@ -291,7 +381,6 @@ def train_embedder(
     `OSError` for weights or files that cannot be had."""
     check_number('lr', 1. if lr is None else lr, above=0)
     out = Path(out).expanduser()
-    out.mkdir(parents=True, exist_ok=True)
     train, valid, how = hold_back(images, held_out, seed)
     known = len(np.unique(train.labels[train.labels >= 0]))
     arch, weights = usual_network(images, body, weights)
@@ -300,33 +389,22 @@ def train_embedder(
     loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
     settings = dict(
-        data=data, loss=repr(loss), body=arch, weights=None if weights is None else str(weights),
-        dim=embedder.dim, epochs=epochs, patience=patience, classes=min(classes, known),
-        per_class=per_class, lr=lr, held_out=held_out, held_back=how, seed=seed,
-        device=default_device().type)
+        data=data, loss=loss_text(loss), body=arch,
+        weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
+        patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
+        held_out=held_out, held_back=how, seed=seed, device=default_device().type)
     record = begin_record(out/'training.json', settings, fresh)
     if record['finished']:
         return record
     if tell is not None:
         tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
-    facts = dict(data=data, loss=repr(loss), held_back=how, versions=versions(), machine=machine())
+    facts = dict(data=data, loss=settings['loss'], held_back=how, versions=versions(),
+                 machine=machine())
     with no_random(seed):
         learn = careful_learner(
             train, valid, embedder, loss, out, facts, settings['classes'], per_class, patience,
             seed, tell)
-        if 'before' not in record:
-            z, labels = learn.embed()
-            before = evaluate(z, labels, ks=(1,))
-            record['before'] = {key: before[key] for key in ('recall@1', 'map@r')}
-            write_json(out/'training.json', record, seed=seed, data=data)
-        start = time.perf_counter()
-        with learn.no_bar(), learn.no_logging():
-            learn.fit_one_cycle(epochs, lr)
-    rows = [epoch_row(learn, i) for i in range(len(learn.recorder.values))]
-    record |= dict(
-        curve=rows, best=max(rows, key=lambda row: row['map@r']),
-        seconds=time.perf_counter() - start, finished=True)
-    write_json(out/'training.json', record, seed=seed, data=data)
+        fit_and_record(learn, record, out/'training.json')
     shutil.rmtree(out/'checkpoints', ignore_errors=True)
     return record
 

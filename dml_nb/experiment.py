@@ -31,6 +31,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -39,6 +40,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 # %% ../nbs/60_experiment.ipynb #e3a6c279
@@ -53,7 +55,7 @@ from fastai.torch_core import no_random
 from scipy.stats import t as student
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import callbacks
 from .check import machine, versions, write_json
@@ -67,7 +69,7 @@ from .embedding import BODIES, SMALL, Features, create_embedder, is_timm, small_
 from .learner import ClassBatchDL, PeerLoss, metric_learner, needed
 from .losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
-from .losses.catalogue import LOSSES
+from .losses.catalogue import LOSSES, Entry
 from .losses.dro import BinomialPair, MarginPair
 from .memory import CrossBatchMemory, GradientCache, replace_next_call
 from dml_nb.noise import (
@@ -181,8 +183,49 @@ def make_peer(
                          f'{error}') from error
 
 # %% ../nbs/60_experiment.ipynb #3e8fd1ba
+def is_own(
+    name:str, # of a loss
+) -> bool:
+    return '.py' in name
+
+
+def own_module(
+    name:str, # as 'folder/my_losses.py:MyLoss'
+): # the module, run now or before
+    "Raises `ValueError` for a file that is not there, or cannot be run."
+    file = Path(name.rpartition(':')[0] or name).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError('loss: a Python file and its class, as my_losses.py:MyLoss, are wanted, '
+                         f'{name!r} was given, and there is no file {file}')
+    key = f'{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}'
+    if key not in sys.modules:
+        spec = spec_from_file_location(key, file)
+        sys.modules[key] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except Exception as error:
+            del sys.modules[key]
+            raise ValueError(f'loss: a file that Python can run is wanted, {file} was given; '
+                             f'{type(error).__name__}: {error}') from error
+    return sys.modules[key]
+
+
+def own_entry(
+    name:str, # as 'folder/my_losses.py:MyLoss'
+) -> Entry:
+    "The class, as the table of losses has it. Raises `ValueError` as `own_module`, or for none."
+    module = own_module(name)
+    kinds = {title: kind for title, kind in vars(module).items() if inspect.isclass(kind)
+             and issubclass(kind, nn.Module) and kind.__module__ == module.__name__}
+    title = name.rpartition(':')[2]
+    if title not in kinds:
+        raise ValueError('loss: a loss that the file has is wanted, as my_losses.py:MyLoss, '
+                         f'{name!r} was given; it has {", ".join(kinds) or "none"}')
+    return Entry(kinds[title], value='', weight='', ignores='')
+
+# %% ../nbs/60_experiment.ipynb #6cd3fd86
 def make_loss(
-    name:str, # in `LOSSES`, or 'pml:' and the name of a loss of pytorch-metric-learning
+    name:str, # in `LOSSES`, 'FILE.py:CLASS', or 'pml:' and a loss of pytorch-metric-learning
     options:dict, # its parameters; also miner, select and base by name, their options, and loss_lr
     classes:int=2, # C of training, for losses with a weight for each class
     dim:int=2, # of the embeddings, for the same
@@ -201,12 +244,13 @@ def make_loss(
             facts = dict(num_classes=classes, embedding_size=dim, descriptors_dim=dim)
             loss = make_peer('losses', name, settings, facts)
             return PeerLoss(loss, miner, title=_call(name, options))
-    if name not in LOSSES:
+    if name not in LOSSES and not is_own(name):
         raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
+    entry = own_entry(name) if is_own(name) else LOSSES[name]
     try:
         with torch.random.fork_rng():
-            entry, settings = with_parts(LOSSES[name], settings, dim)
+            entry, settings = with_parts(entry, settings, dim)
             loss = entry.for_data(classes, dim, **settings)
     except ValueError as error:
         raise ValueError(
@@ -220,7 +264,7 @@ class Recipe:
 
     Raises `ValueError` for an unknown name, parameters that the loss does not have, numbers out of
     range, and fields that contradict each other."""
-    loss:str = 'multi_similarity' # in `LOSSES`, or 'pml:' and a loss of pytorch-metric-learning
+    loss:str = 'multi_similarity' # in `LOSSES`, or 'FILE.py:CLASS', or 'pml:CLASS' (`make_loss`)
     options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
     data:str = 'digits' # as `load_data` takes it
     size:int = None # side of pictures read from files, in pixels; None: as stored
@@ -287,7 +331,7 @@ def check_json(
             raise ValueError(f'{name}: a {kind.__name__} of what JSON can hold is wanted, '
                              f'{value!r} was given')
 
-
+# %% ../nbs/60_experiment.ipynb #2e11a99f
 #: What can be measured.
 KINDS = 'retrieval', 'clustering', 'verification', 'probe', 'class_mean', 'spectrum'
 #: Fields of a recipe that have few values.
@@ -415,7 +459,7 @@ def recipe_callback(
         raise ValueError(f'callback_options: parameters of {recipe.callback} are wanted, '
                          f'{recipe.callback_options} was given; {error}') from error
 
-
+# %% ../nbs/60_experiment.ipynb #0d15c61f
 def set_fields(
     recipe:Recipe,
 ) -> dict: # name -> value
@@ -1150,6 +1194,11 @@ def run_key(
     that a new field changes no name."""
     facts = dict(recipe=set_fields(recipe), data=data, versions=versions(), machine=machine(),
                  format=2)
+    names = [recipe.loss, *(term['loss'] for term in recipe.plus)]
+    names.append(recipe.callback_options.get('loss', ''))
+    own = [own_module(name).__name__ for name in names if is_own(name)]     # with hashes of files
+    if own:
+        facts['own'] = own
     if device != 'cpu':
         facts['device'] = device
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

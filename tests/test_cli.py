@@ -11,12 +11,17 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 import dml_nb
-from dml_nb import everyday, experiment
-from dml_nb.cli import main
+from dml_nb import benchmark, data, everyday, experiment
+from dml_nb import browse as pages
+from dml_nb.cli import app, main
+from dml_nb.embedding import create_embedder, save_embedder
+from dml_nb.papers.exhibits import Exhibit
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
 small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']
@@ -113,24 +118,7 @@ def test_again_and_afresh(whole, dml):
     assert later.keys() == at.keys() and all(later[name] > at[name] for name in at)
 
 
-def test_every_option_reaches_the_recipes(tmp_path, dml, monkeypatch):
-    def run_all(recipes, images, folder, fresh, progress):
-        seen.extend(recipes)
-        raise ValueError(f'fresh is {fresh}, folder is {folder}')
-
-    seen = []
-    monkeypatch.setattr(experiment, 'run_all', run_all)
-    options = ['--seeds', 2, '--threads', 3, '--epochs', 5, '--turn', '--losses', 'cit,triplet']
-    run = dml('compare', *options, '--out', tmp_path)
-    assert is_one_line(run, 'fresh is False', tmp_path/'runs')
-    assert is_one_line(dml('compare', *options, '--fresh', '--out', tmp_path), 'fresh is True')
-    for recipe in seen:
-        assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'digits')
-        assert recipe.turned == (recipe.split == 'class')
-    assert {(recipe.loss, recipe.seed) for recipe in seen} == {
-        ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
-
-
+@pytest.mark.long
 def test_one_seed_has_no_interval(tmp_path, dml):
     run = dml(*small, '--seeds', 1, '--out', tmp_path)
     assert run.returncode == 0 and '± –' in run.stdout and results(tmp_path)['seed'] == 0
@@ -253,6 +241,9 @@ wrong = {
     'setting': (['--set', 'gamma=3'], '--set: ', 'alpha=2', 'epsilon=', 'gamma=3 was given'),
     'value': (['--set', 'alpha=two'], '--set: ', 'alpha=two was given', 'above 0'),
     'name': (['--loss', 'circel'], 'circel was given; is circle meant?'),
+    'body': (['--body', 'resnet17'], "'resnet17' was given; like it are resnet1", 'embedding.html'),
+    'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
+    'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),
 }
 
 
@@ -336,25 +327,217 @@ def train_words(drawings, out, *more):
             '--patience', 9, *more]
 
 
-def test_every_option_reaches_the_training(tmp_path, dml, monkeypatch):
-    def instead(*given, **named):
-        seen.update(signature.bind(*given, **named).arguments)
-        raise ValueError('enough was seen')
+typed = {                   # each parameter of each command, at a value that is not its default
+    'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
+             '--dim 7 --size 20 --grey --epochs 6 --patience 2 --classes 5 --per-class 3 '
+             '--lr .02 --held-out .3 --seed 4 --fresh --json',
+    'evaluate': 'model photos --part held-out --classes 2 --json',
+    'embed': 'model photos --out new/z.npz --json',
+    'index': 'model photos --out out --kind hnsw --json',
+    'search': 'index a.png b.png -k 3 --html like.html --json',
+    'browse': 'index --other older --port 1234',
+    'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
+               '--size 9 --threads 3 --fresh',
+    'reproduce': '003/figure5 --scale medium --out out --workers 2 --json',
+    'bench': 'losses --out out --quick --threads 2 --json',
+}
 
-    seen, signature = {}, inspect.signature(everyday.train_embedder)
-    monkeypatch.setattr(everyday, 'train_embedder', instead)
-    options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
-                   per_class=3, lr=.02, held_out=.3, seed=4)
-    words = [word for name, value in options.items()
-             for word in (f"--{name.replace('_', '-')}", value)]
-    words += ['--loss', 'proxy_anchor', '--set', 'alpha=16', '--out', tmp_path]
-    assert is_one_line(dml('train', 'digits', *words), 'enough was seen')
-    assert {name: seen[name] for name in options} == options
-    assert seen['out'] == tmp_path and seen['images'].name == 'digits' and not seen['fresh']
-    loss = seen['loss'](5, 7)
+
+def test_every_option_is_tried():
+    "One that is new has to be typed above and looked for below"
+    commands = get_command(app).commands
+    assert set(commands) == set(typed) == set(COMMANDS)
+    for name, words in typed.items():
+        given = commands[name].make_context(name, shlex.split(words)).params
+        assert given
+        for option in commands[name].params:
+            assert given[option.name] != option.default, f'dml {name}: {option.name}'
+
+
+@pytest.fixture
+def pressed(dml, tmp_path, monkeypatch):
+    "A command of the table, in an empty folder, with or without some of its words"
+    def call(name, *without):
+        return dml(name, *(word for word in shlex.split(typed[name]) if word not in without))
+
+    monkeypatch.chdir(tmp_path)
+    return call
+
+
+@pytest.fixture
+def arriving(monkeypatch):
+    "What a function is given, by name, which in its place only answers"
+    def listen(place, name, answer=None):
+        def instead(*given, **named):
+            seen.clear()
+            seen.update(signature.bind(*given, **named).arguments)
+            return answer
+
+        seen, signature = {}, inspect.signature(getattr(place, name))
+        monkeypatch.setattr(place, name, instead)
+        return seen
+
+    return listen
+
+
+@pytest.fixture(scope='module')
+def shades():
+    "Four classes of six grey pictures, alike within each, two classes of them for training"
+    draw = np.random.default_rng(0)
+    labels = np.arange(24) % 4
+    pixels = 40 * labels[:, None, None] + draw.integers(0, 60, (24, 8, 12))
+    split = np.where(labels < 2, 'train', 'rest')
+    return data.ImageSet(pixels.astype('uint8'), labels, list('abcd'), split=split, name='shades')
+
+
+@pytest.fixture
+def model(tmp_path):
+    "Of grey pictures that are higher than wide and are padded: nothing as by default"
+    made = create_embedder('small_convnet', 4, 1, (8, 12), seed=0, fit='pad')
+    save_embedder(made, tmp_path/'model')
+    return made
+
+
+reached = {'epoch': 1, 'loss': .5, 'recall@1': .75, 'map@r': .5}
+
+
+def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
+    record = dict(best=reached, before=reached, curve=[reached])
+    reading = arriving(everyday, 'load_pictures', shades)
+    training = arriving(everyday, 'train_embedder', record)
+    assert json.loads(pressed('train').stdout) == record
+    assert reading == dict(data='digits', size=20, mode='L')
+    loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
-    dml('train', 'digits', *words, '--fresh')
-    assert seen['fresh']
+    assert tell.quiet and tell.bar.console.stderr
+    options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
+                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True)
+    wanted = dict(options, images=shades, out=training['out'], loss=training['loss'], tell=tell)
+    assert training == wanted and training['out'].resolve() == tmp_path/'out'
+    said = pressed('train', '--json', '--fresh', '--grey').stdout
+    assert not training['fresh'] and not training['tell'].quiet and reading['mode'] is None
+    assert not training['tell'].bar.console.stderr
+    assert 'stopped after epoch 1: no better result for 2' in said
+    assert said.endswith('the model is in out; next: dml index out digits\n')
+
+
+def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
+    judges = shades.subset(shades.labels != 1)
+    reading = arriving(everyday, 'load_pictures', shades)
+    asking = arriving(everyday, 'held_back_of', judges)
+    found = json.loads(pressed('evaluate').stdout)
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert asking == dict(out='model', images=shades)
+    assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
+    text = pressed('evaluate', '--json').stdout
+    assert 'shades, held-out: 18 pictures' in text
+    assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+
+
+@pytest.mark.parametrize('part, pictures', [('train', 12), ('rest', 12), ('all', 24)])
+def test_a_part_to_measure_on(part, pictures, dml, arriving, shades, model, tmp_path):
+    arriving(everyday, 'load_pictures', shades)
+    found = json.loads(dml('evaluate', tmp_path/'model', 'photos', '--part', part, '--json').stdout)
+    assert (found['part'], found['pictures']) == (part, pictures)
+
+
+def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
+    reading = arriving(everyday, 'load_pictures', shades)
+    found = json.loads(pressed('embed').stdout)
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert found == dict(file='new/z.npz', pictures=24, dim=4)
+    written = np.load(tmp_path/'new'/'z.npz')
+    assert np.array_equal(written['features'], model.embed(shades, progress=False).numpy())
+    assert written['labels'].tolist() == list('abcd') * 6
+    assert '24 embeddings of 4 numbers are in new/z.npz' in pressed('embed', '--json').stdout
+
+
+def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
+    (tmp_path/'photos').mkdir()
+    answer = dict(root='photos', pictures=9, skipped={'x.png': 'x.png is none'})
+    making = arriving(everyday, 'index_folder', answer)
+    run = pressed('index')
+    assert json.loads(run.stdout) == dict(answer, index='out')
+    assert run.stderr == 'dml: left out x.png is none\n'
+    making.pop('tell')(3, 9)
+    embedder = making.pop('embedder')
+    assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
+    assert making.pop('out').resolve() == tmp_path/'out'
+    assert making == dict(folder='photos', kind='hnsw')
+    text = pressed('index', '--json').stdout
+    assert text == '9 pictures are in out, 1 left out; next: dml search out PICTURE\n'
+
+
+@pytest.fixture
+def index_folders(tmp_path):
+    "Two that look like indexes from outside"
+    for name in ('index', 'older'):
+        (tmp_path/name).mkdir()
+        (tmp_path/name/'search.json').write_text('{}')
+
+
+def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_path):
+    for name in 'ab':
+        (tmp_path/f'{name}.png').write_bytes(b'')
+    found = [dict(path='c.png', label='', similarity=.5)]
+    answers = [dict(query=f'{name}.png', found=found) for name in 'ab']
+    searching = arriving(everyday, 'search_folder', answers)
+    writing = arriving(everyday, 'search_page')
+    assert json.loads(pressed('search').stdout) == answers
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3)
+    assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
+    text = pressed('search', '--json').stdout.splitlines()
+    line = '   1  0.500  c.png'
+    assert text == ['a.png', line, 'b.png', line, 'wrote like.html']
+
+
+def test_browse_passes_every_option_on(pressed, arriving, index_folders, capsys):
+    serving = arriving(pages, 'browse')
+    assert pressed('browse').returncode == 0
+    serving.pop('ready')('http://here')
+    assert serving == dict(out='index', other='older', port=1234)
+    assert capsys.readouterr().out == 'http://here shows index; Ctrl-C ends it\n'
+
+
+def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, tmp_path):
+    def run_all(recipes, images, folder, fresh, progress):
+        seen.extend(recipes)
+        raise ValueError(f'fresh is {fresh}, folder is {folder}')
+
+    seen = []
+    (tmp_path/'photos').mkdir()
+    reading = arriving(data, 'load_data', shades)
+    monkeypatch.setattr(experiment, 'run_all', run_all)
+    assert is_one_line(pressed('compare', '--fresh'), 'fresh is False', 'folder is out/runs')
+    assert is_one_line(pressed('compare'), 'fresh is True')
+    assert reading == dict(name_or_path='folder:photos', options={'size': 9})
+    for recipe in seen:
+        assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
+        assert recipe.size == 9 and recipe.turned == (recipe.split == 'class')
+    assert {(recipe.loss, recipe.seed) for recipe in seen} == {
+        ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
+
+
+def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
+    result = dict(scale='medium', rows=[], trainings=2, seconds=3.)
+    measuring = arriving(Exhibit, 'reproduce', result)
+    found = json.loads(pressed('reproduce').stdout)
+    assert [each['key'] for each in found] == ['003/figure5a', '003/figure5b']
+    assert measuring.pop('self').key == '003/figure5b' and found[-1].items() >= result.items()
+    assert measuring.pop('folder').resolve() == tmp_path/'out'/'runs'
+    assert measuring == dict(scale='medium', workers=2, progress=False)
+    assert '2 trainings, 3 s of training.' in pressed('reproduce', '--json').stdout
+
+
+def test_bench_passes_every_option_on(pressed, arriving, tmp_path):
+    rows = [dict(group='losses', name='triplet', who='a peer')]
+    timing = arriving(benchmark, 'bench', dict(rows=rows, path='out/here.json'))
+    assert json.loads(pressed('bench').stdout) == rows
+    assert timing.pop('folder').resolve() == tmp_path/'out'
+    timing.pop('progress')('triplet, B = 8')
+    assert timing == dict(what='losses', quick=True, threads=2)
+    text = pressed('bench', '--json').stdout
+    assert 'absent' in text and text.endswith(', 2 threads; wrote out/here.json\n')
 
 
 def default_interrupt():
@@ -362,6 +545,7 @@ def default_interrupt():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.long
 def test_train_goes_on_after_ctrl_c(drawings, tmp_path):
     words = list(map(str, train_words(drawings, tmp_path/'model')))
     running = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -374,11 +558,90 @@ def test_train_goes_on_after_ctrl_c(drawings, tmp_path):
     _, said = running.communicate(timeout=against_hanging)
     assert running.returncode == 130 and 'Traceback' not in said
     assert 'the same command goes on' in said.splitlines()[-1]
+    best = json.loads((tmp_path/'model'/'embedder'/'embedder.json').read_text())['facts']['reached']
+    assert f"epoch {best['epoch']}, is kept in {tmp_path}/model/embedder" in said.splitlines()[-1]
     assert (tmp_path/'model'/'embedder'/'embedder.json').is_file()
     again = in_a_process(*words, '--json')
     whole = in_a_process(*train_words(drawings, tmp_path/'whole'), '--json')
     curves = [json.loads(run.stdout)['curve'] for run in (again, whole)]
     assert curves[0] == curves[1] and len(curves[0]) == 6
+
+
+@pytest.mark.parametrize('steps, kept', [(3, 'nothing is kept yet'), (27, 'its steps are kept')])
+def test_ctrl_c_in_the_first_epoch(drawings, tmp_path, dml, monkeypatch, steps, kept):
+    "It says what is kept, and no more"
+    def stop(teller, what, facts):
+        seen.append(what)
+        if seen.count('batch') == steps:
+            raise KeyboardInterrupt
+
+    seen, words = [], train_words(drawings, tmp_path, '--classes', 2, '--per-class', 2)
+    monkeypatch.setattr('dml_nb.cli.Teller.__call__', stop)
+    said = dml(*words)
+    assert said.returncode == 130 and kept in said.stderr.splitlines()[-1]
+    assert not (tmp_path/'embedder').exists() and 'epoch' not in seen
+    assert ('and the same command goes on' in said.stderr) == (steps > 25)
+    seen.clear()
+    afresh = dml(*words, '--fresh')
+    assert ('without --fresh goes on' in afresh.stderr) == (steps > 25)
+
+
+def test_ctrl_c_before_training(tmp_path, dml, monkeypatch):
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(everyday, 'load_pictures', stop)
+    is_one_line(dml('train', 'digits', '--out', tmp_path), 'before training began', status=130)
+
+
+def test_more_epochs_are_refused_with_what_to_type_instead(drawings, tmp_path, dml):
+    words = train_words(drawings, tmp_path/'model')
+    assert dml(*words, '--epochs', 1).returncode == 0
+    refused = dml(*words, '--epochs', 2)
+    assert refused.returncode == 2 and 'none can be added' in refused.stderr
+    new = refused.stderr.partition('The same with ')[2].split(' (')[0].split()
+    assert new == ['--out', f'{tmp_path}/model-new']
+    assert dml(*words, '--epochs', 2, *new).returncode == 0
+
+
+def test_a_broken_picture_is_named_with_the_reason(drawings, tmp_path, dml):
+    said = dml(*train_words(drawings, tmp_path, '--epochs', 1)).stderr
+    assert 'broken.jpg: a picture is wanted' in said and '.skipped' not in said
+
+
+own_losses = '''from dml_nb.losses import Contrastive, ProxyAnchor
+
+
+class Mine(Contrastive):
+    "On pairs"
+
+
+class Anchors(ProxyAnchor):
+    "With rows of its own, which must know how many classes there are"
+'''
+
+
+def test_a_loss_in_a_file_of_your_own(drawings, tmp_path, dml):
+    file = tmp_path/'my losses.py'
+    file.write_text(own_losses)
+    out, words = tmp_path/'out', [*small[:-1], '--losses', f'{file}:Mine', '--seeds', 1]
+    first = dml(*words, '--out', out)
+    assert first.returncode == 0, first.stderr
+    assert results(out)['rows'][-1]['loss'] == f'{file}:Mine'
+    kept = changed_at(out)
+    dml(*words, '--out', out)
+    assert changed_at(out) == kept
+    training = train_words(drawings, tmp_path/'model', '--epochs', 1, '--loss', f'{file}:Anchors')
+    assert dml(*training, '--set', 'alpha=16').returncode == 0
+    assert dml(*training, '--set', 'alpha=16').returncode == 0
+    file.write_text(own_losses.replace('On pairs', 'As before'))
+    dml(*words, '--out', out)
+    later = changed_at(out)
+    assert len(later) == 2 * len(kept) and later.items() >= kept.items()
+    changed = dml(*training, '--set', 'alpha=16')
+    assert changed.returncode == 2 and 'with loss ' in changed.stderr
+    file.write_text('def half:')
+    is_one_line(dml(*words, '--out', out), 'my losses.py', 'SyntaxError')
 
 
 def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
@@ -406,3 +669,14 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     of_vectors = dml('train', f"features:{tmp_path/'z.npz'}", '--out', tmp_path/'head',
                      '--epochs', 1)
     assert of_vectors.returncode == 0 and 'a head on them' in of_vectors.stdout
+
+
+@pytest.mark.parametrize('fit', ['cut', 'squash', 'pad'])
+def test_pictures_are_brought_to_size_as_the_model_was_made_for(fit, drawings, tmp_path, dml):
+    model = create_embedder('small_convnet', 4, 1, (16, 16), seed=0, fit=fit)
+    save_embedder(model, tmp_path/'model')
+    done = dml('embed', tmp_path/'model', drawings, '--out', tmp_path/'z.npz')
+    assert done.returncode == 0, done.stderr
+    pictures = everyday.load_pictures(drawings, (16, 16), fit, 'L')
+    wanted = model.embed(pictures, progress=False).numpy()
+    assert np.array_equal(np.load(tmp_path/'z.npz')['features'], wanted)

@@ -1,13 +1,21 @@
 "From pictures to a search, where settings are other than the page's."
+import inspect
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from dml_nb import everyday
 from dml_nb.data import ImageSet
-from dml_nb.embedding import create_embedder
+from dml_nb.embedding import create_embedder, load_embedder
 from dml_nb.everyday import (
-    careful_learner, held_back_of, hold_back, index_folder, search_folder, train_embedder)
-from dml_nb.losses import MultiSimilarity
+    careful_learner, embed_readable, held_back_of, hold_back, index_folder, load_pictures,
+    search_folder, train_embedder)
+from dml_nb.index import EmbeddingIndex
+from dml_nb.learner import MetricLearner
+from dml_nb.losses import MultiSimilarity, ProxyAnchor
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -48,3 +56,183 @@ def test_as_many_answers_as_asked_for(tmp_path):
     index_folder(embedder, tmp_path/'photos', tmp_path/'search')
     answers = search_folder(tmp_path/'search', [outside, tmp_path/'photos'/'2.png'], k=4)
     assert [len(answer['found']) for answer in answers] == [4, 4]
+
+
+def all_of(function, **given):
+    "Its arguments, checked to be all that it takes and none of them at its default"
+    parameters = inspect.signature(function).parameters
+    assert set(given) == set(parameters)
+    for name, parameter in parameters.items():
+        assert given[name] != parameter.default, name
+    return given
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    "Ten classes of five pictures in colour, wider than high"
+    root = tmp_path_factory.mktemp('everyday')/'photos'
+    draw = np.random.default_rng(0)
+    for i in range(50):
+        path = root/f'{i % 10}'/f'{i}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (20, 30, 3), 'uint8')).save(path)
+    return root
+
+
+def test_pictures_are_read_as_asked_for(folder):
+    asked = all_of(load_pictures, data=folder, size=(16, 12), fit='pad', mode='L')
+    images = load_pictures(**asked)
+    assert images[0][0].shape == (1, 16, 12)
+    usual = dict(size=None, fit='squash', mode=None)
+    shapes = dict(size=(1, 128, 128), fit=(1, 16, 12), mode=(3, 16, 12))
+    for name, shape in shapes.items():
+        other = load_pictures(**dict(asked, **{name: usual[name]}))
+        assert other[0][0].shape == shape and other.sha256() != images.sha256()
+
+
+@pytest.mark.parametrize('classes, how', [(10, 'class'), (3, 'image')])
+def test_what_is_held_back_follows_share_and_seed(classes, how, tmp_path):
+    draw = np.random.default_rng(0)
+    images = ImageSet(draw.normal(size=(60, 6)).astype('float32'), np.arange(60) % classes)
+    train, valid, why = hold_back(**all_of(hold_back, images=images, share=.4, seed=3))
+    assert (len(train), len(valid), why) == (36, 24, how)
+    assert len(hold_back(images, .2, 3)[1]) == 12
+    assert valid.sha256() != hold_back(images, .4, 0)[1].sha256()
+    data = dict(name=images.name, sha256=images.sha256())
+    settings = dict(data=data, held_out=.4, seed=3)
+    everyday.write_record(tmp_path/'training.json', dict(settings=settings))
+    assert held_back_of(tmp_path, images).sha256() == valid.sha256()
+
+
+@pytest.fixture
+def learners(monkeypatch):
+    "What the trainings of a test are made of, as it is before the first step"
+    def made(train, valid, embedder, loss, *more):
+        parts = [{name: value.clone() for name, value in part.state_dict().items()}
+                 for part in (embedder, loss)]
+        seed = torch.initial_seed()
+        learn = careful_learner(train, valid, embedder, loss, *more)
+        found.append(SimpleNamespace(learn=learn, parts=parts, seed=seed))
+        return learn
+
+    def fit(learn, epochs, lr):
+        found[-1].fit = epochs, lr
+        fit_one_cycle(learn, epochs, lr)
+
+    found, fit_one_cycle = [], MetricLearner.fit_one_cycle
+    monkeypatch.setattr(everyday, 'careful_learner', made)
+    monkeypatch.setattr(MetricLearner, 'fit_one_cycle', fit)
+    return found
+
+
+def one_of(callbacks, kind):
+    return next(callback for callback in callbacks if type(callback) is kind)
+
+
+def test_every_setting_reaches_the_training(folder, tmp_path, learners):
+    "On the first call, and on the one that goes on after a stop"
+    def tell(what, facts):
+        said.append((what, facts))
+        if len(said) == 32:
+            raise KeyboardInterrupt
+
+    def loss(classes, dim):
+        return ProxyAnchor(classes, dim, alpha=16)
+
+    said, images = [], load_pictures(folder, (16, 12), 'pad', 'L')
+    settings = all_of(
+        train_embedder, images=images, out=tmp_path, loss=loss, body='lenet', weights='none',
+        dim=7, epochs=5, patience=6, classes=2, per_class=2, lr=.02, held_out=.4, seed=5,
+        fresh=True, tell=tell)
+    with pytest.raises(KeyboardInterrupt):
+        train_embedder(**settings)
+    record = train_embedder(**settings | dict(fresh=False))
+    train, valid, _ = hold_back(images, .4, 5)
+    embedder = create_embedder('lenet', 7, 1, (16, 12), 5, fit='pad')
+    untrained = [part.state_dict() for part in (embedder, everyday.loss_for(loss, 6, 7, 5))]
+    data = dict(name=images.name, sha256=images.sha256())
+    assert len(learners) == 2
+    for found in learners:
+        dls, learn = found.learn.dls, found.learn
+        sampler = dls.train.sampler
+        assert (sampler.classes, sampler.per_class, sampler.seed) == (2, 2, 5)
+        assert dls.train.dataset.sha256() == train.sha256()
+        assert dls.valid.dataset.sha256() == valid.sha256()
+        for part, wanted in zip(found.parts, untrained):
+            assert part.keys() == wanted.keys()
+            assert all(torch.equal(part[name], wanted[name]) for name in wanted)
+        assert learn.model.config == embedder.config and learn.loss_func.alpha == 16
+        assert found.fit == (5, .02) and found.seed == 5
+        assert one_of(learn.cbs, everyday.StopEarly).patience == 6
+        facts = one_of(learn.cbs, everyday.KeepBest).facts
+        assert facts['data'] == data and facts['held_back'] == 'class' and '16' in facts['loss']
+    begun = [facts for what, facts in said if what == 'begin']
+    assert len(begun) == 2 and begun[0] == begun[1]
+    assert begun[0].items() >= dict(train=30, known=6, valid=20).items()
+    named = dict(body='lenet', weights=None, dim=7, epochs=5, patience=6, classes=2, per_class=2,
+                 lr=.02, held_out=.4, held_back='class', seed=5, data=data)
+    assert record['settings'].items() >= named.items() and record['finished']
+    later = [facts['done'] for what, facts in said[32:] if what == 'batch']
+    assert later == [step / 9 for step in range(26, 46)]    # it went on, nine steps an epoch
+    kept = load_embedder(tmp_path/'embedder')
+    assert kept.facts['reached']['epoch'] == record['best']['epoch'] and kept.fit == 'pad'
+
+
+@pytest.mark.parametrize('weights, given, lr', [
+    ('none', None, 3e-3), ('imagenet', 'imagenet', 3e-4), ('DEFAULT', 'DEFAULT', 3e-4),
+    ('mine.pth', 'mine.pth', 3e-4)])
+@pytest.mark.parametrize('dim', [None, 9])
+def test_weights_and_dimension_reach_the_network(
+        weights, given, lr, dim, vectors, tmp_path, monkeypatch):
+    def instead(*given, **named):
+        seen.update(signature.bind(*given, **named).arguments)
+        return create_embedder('identity', 8, 6, None, 0)
+
+    def stop(what, facts):
+        begun.update(facts)
+        raise KeyboardInterrupt
+
+    seen, begun, signature = {}, {}, inspect.signature(create_embedder)
+    monkeypatch.setattr(everyday, 'create_embedder', instead)
+    with pytest.raises(KeyboardInterrupt):
+        train_embedder(vectors, tmp_path, body='resnet18', weights=weights, dim=dim, seed=2,
+                       tell=stop)
+    wanted = dict(arch='resnet18', dim=dim or 128, channels=6, size=None, seed=2, weights=given,
+                  fit='cut', batch_norm=True)
+    assert seen == wanted | ({} if dim or given is None else {'head': None})
+    assert (begun['weights'], begun['lr']) == (given, lr)
+
+
+def test_fresh_forgets_what_is_there(vectors, tmp_path):
+    def stop(what, facts):
+        raise KeyboardInterrupt
+
+    settings = dict(images=vectors, out=tmp_path, classes=4, per_class=2, epochs=1)
+    assert train_embedder(**settings)['finished'] and (tmp_path/'embedder').is_dir()
+    (tmp_path/'checkpoints').mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        train_embedder(**settings, fresh=True, tell=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ['training.json']
+    assert len(train_embedder(**settings)['curve']) == 1
+
+
+def test_an_index_is_of_the_kind_asked_for_and_tells(folder, tmp_path):
+    told = []
+    embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
+    index_folder(**all_of(index_folder, embedder=embedder, folder=folder, out=tmp_path,
+                          kind='hnsw', tell=lambda *done: told.append(done)))
+    assert EmbeddingIndex.open(tmp_path/'index').kind == 'hnsw' and told == [(50, 50)]
+
+
+def test_files_are_embedded_as_many_at_once_as_asked_for():
+    def embed(files, bs, progress):
+        asked.append((files, bs))
+        return torch.zeros(len(files), 2)
+
+    asked, told = [], []
+    z, kept, skipped = embed_readable(**all_of(
+        embed_readable, embedder=SimpleNamespace(embed=embed), files=list('abcde'), bs=2,
+        tell=lambda *done: told.append(done)))
+    assert asked == [(['a', 'b'], 2), (['c', 'd'], 2), (['e'], 2)]
+    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert len(z) == 5 and kept == list('abcde') and skipped == {}

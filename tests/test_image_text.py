@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 root = Path(__file__).resolve().parents[1]
 page = root/'nbs'/'95_tutorial.image_text.ipynb'
 BEFORE = '''
@@ -43,6 +45,7 @@ dist.destroy_process_group()
 '''
 
 
+@pytest.mark.long
 def test_two_processes_have_the_gradient_of_one(tmp_path):
     cells = json.loads(page.read_text(encoding='utf-8'))['cells']
     shown, = (source for cell in cells if 'class AllRows' in (source := ''.join(cell['source'])))

@@ -496,6 +496,7 @@ def save_forever(folder, started):
             index.save(folder)
 
 
+@pytest.mark.long
 @needs_fork
 def test_kill_while_saving_leaves_old_or_new(tmp_path):
     folder, random, seen = tmp_path/'index', np.random.default_rng(0), set()

@@ -144,6 +144,7 @@ MultiSimilarity()(z[:64].detach().requires_grad_(), y[:64]).backward()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists('/proc/self/clear_refs'), reason='memory is read from /proc')
 def test_memory_of_a_process():
     "Small blocks take an eighth of the memory of one block; all of W is 64 MB, once"

@@ -73,7 +73,7 @@ def test_other_versions_and_machines_are_other_runs(facts, monkeypatch):
 def test_all_recipes_are_checked_before_the_first_training(parts, monkeypatch, tmp_path):
     def trained(*args):
         raise AssertionError('a training began')
-    monkeypatch.setattr(experiment, 'run', trained)
+    monkeypatch.setattr(experiment, 'run_on', trained)
     fits, misfits = experiment.Recipe(), experiment.Recipe(split='class', classes=6)
     with pytest.raises(ValueError, match='at most 5'):
         experiment.run_all([fits, fits, misfits], load_data('digits'), tmp_path)

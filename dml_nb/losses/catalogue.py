@@ -19,7 +19,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..core import inf
 from .adapted import AdaptedTriplet, SelectionBias
 from .angular import Angular, AngularNPairs
 from .concordance import CIT
@@ -36,7 +35,7 @@ from .pairs import BinLifted, Binomial, Contrastive, EqualWeights
 from .proxies import (
     ArcFace, CosFace, NormalizedSoftmax, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace)
 from .ranking import FastAP, RankedList, RecallAtK, SmoothAP
-from .triplet import HAP2S, BatchHard, HardTriplets, SemiHard, Triplet
+from .triplet import HAP2S, BatchHard, HardTriplets, Triplet
 from ..transport import MMD, Wasserstein
 from ..weighting import PairLoss, Sum
 
@@ -74,7 +73,7 @@ class Entry:
     ) -> nn.Module: # a `PairLoss`, or `Proxies`
         "The loss for these data: what it needs is filled in. Raises ValueError as a call does."
         facts = dict(classes=classes, dim=dim)
-        return self(**{name: facts[name] for name in self.needs} | settings)
+        return self(**{name: facts[name] for name in self.needs if name in facts} | settings)
 
     @property
     def example(self) -> nn.Module:

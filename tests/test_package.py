@@ -56,6 +56,7 @@ def test_links_of_the_readme_lead_to_files():
     links = re.findall(r'\]\((?!https?:)([^)#]+)', (root/'README.md').read_text(encoding='utf-8'))
     assert len(links) > 100 and not [link for link in links if not (root/link).is_file()]
 
+@pytest.mark.long
 def test_the_guide_to_a_loss_runs():
     "The loss and the checks that CONTRIBUTING.md shows"
     guide = (root/'CONTRIBUTING.md').read_text(encoding='utf-8')

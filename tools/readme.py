@@ -3,8 +3,9 @@
     python tools/readme.py            # write README.md
     python tools/readme.py --check    # exit 1 if README.md is not current
 
-Markdown is taken as it stands; hidden cells, directives and figures are left out; other outputs are kept as text;
-links to pages and pictures become links into the folder nbs, so that they work wherever the repository is shown."""
+Markdown is taken as it stands; hidden cells, directives and figures are left out; other outputs are
+kept as text; links to pages and pictures become links into the folder nbs, so that they work
+wherever the repository is shown."""
 import json
 import re
 import sys
@@ -28,7 +29,7 @@ def output_text(output):
         return fenced(''.join(output['text']))
     if output['output_type'] == 'error':
         fault = f'{output["ename"]}: {output["evalue"]}'
-        raise ValueError(f'nbs/index.ipynb: a run without errors is wanted, {fault} was given')
+        raise ValueError(f'page: a run without errors is wanted, {fault} was given')
     data = output['data']
     if 'text/markdown' in data:
         return ''.join(data['text/markdown']).strip()
@@ -50,20 +51,22 @@ def site_links(text):
     return re.sub(re.escape(site) + r'[\w.]+\.html', lambda link: pages[link[0]], text)
 
 
-def cell_text(cell):
-    "Markdown of one cell, or nothing for front matter and hidden cells"
+def cell_parts(cell):
+    "Markdown of one cell: its text, or its code and each of its outputs; nothing of a hidden cell"
     source = ''.join(cell['source'])
     if cell['cell_type'] == 'markdown':
-        source = re.sub(r'\A#\|.*\n', '', source)
-
-        return own_link.sub(in_folder, source).strip()
+        return [re.sub(r'\A(#\|.*\n)+', '', source).strip()]
     if cell['cell_type'] != 'code' or hidden.search(source):
-        return ''
+        return []
     code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
     is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
-    parts = [fenced(code, 'python')] if is_shown else []
-    outputs = [own_link.sub(in_folder, output_text(output)) for output in cell['outputs']]
-    parts += [site_links(text) for text in outputs]     # last, for what they give is in the folder
+    return [fenced(code, 'python') if is_shown else '', *map(output_text, cell['outputs'])]
+
+
+def cell_text(cell):
+    "Markdown of one cell for the README"
+    linked = [own_link.sub(in_folder, part) for part in cell_parts(cell)]
+    parts = [site_links(text) for text in linked]       # last, for what they give is in the folder
     return '\n\n'.join(filter(None, parts))
 
 

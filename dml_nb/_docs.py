@@ -5,7 +5,7 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
-#: What Colab has to run before a page: the package, what the pages measure against, and their files.
+#: What Colab has to run before a page: the package, what pages measure against, and their files.
 COLAB_SETUP = """!git clone --depth 1 https://github.com/dml-nb/dml_nb
 %cd dml_nb/nbs
 %pip install -q ..[dev]"""
@@ -41,6 +41,36 @@ def captions(cell):
     "Print what a figure shows below it, too, and not only for those who cannot see it."
     if cell.cell_type == 'code' and '#| fig-cap:' not in cell.source:
         cell.source = re.sub(r'^(#\| fig-)alt(:.*)$', r'\1alt\2\n\1cap\2', cell.source, flags=re.M)
+
+
+def rewrite(cell, change):
+    "Put the Markdown of a cell, and of what it shows, through a function."
+    if cell.cell_type == 'markdown':
+        cell.source = change(cell.source)
+    for output in getattr(cell, 'outputs', None) or []:
+        shown = output.get('data', {})
+        if 'text/markdown' in shown:
+            shown['text/markdown'] = change(''.join(shown['text/markdown']))
+
+
+#: What Markdown keeps as it is written, and the @ of a word elsewhere.
+AT_SIGN = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|\]\([^)]*\)|https?://\S+|(?<=\w)@(?=\w)', re.S)
+
+
+def no_mail(cell):
+    "Write MAP@R so that pandoc makes no mail address of it; code, formulas and links stay."
+    def written(text):
+        return AT_SIGN.sub(lambda found: '&#64;' if found[0] == '@' else found[0], text)
+
+    rewrite(cell, written)
+    if cell.cell_type == 'code':
+        cell.source = re.sub(r'^#\| fig-cap:.*$', lambda line: written(line[0]), cell.source,
+                             flags=re.M)
+
+
+def hold_intervals(cell):
+    "Keep ± and the number after it on one line, so that a narrow cell has two lines and not three."
+    rewrite(cell, lambda text: text.replace('± ', '±\u00a0'))
 
 
 class launch_link:

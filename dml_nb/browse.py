@@ -18,6 +18,7 @@ import json
 import math
 import secrets
 import threading
+import warnings
 from pathlib import Path
 
 # %% ../nbs/64_browse.ipynb #84a4752f
@@ -152,9 +153,11 @@ class Study(threading.Thread):
         self.proposed[lo:hi] = votes.argmax(1)
         self.doubt[lo:hi] = votes.max(1) - own
 
-    def worst(self) -> np.ndarray: # (N,) pictures, the worst query first
-        "By average precision; what has no fellow of its class comes last."
-        return np.argsort(np.nan_to_num(self.report.measure('map').numpy(), nan=2.), kind='stable')
+    def worst(self) -> np.ndarray: # (n,) pictures with a fellow of their class, the worst first
+        "By average precision as a query."
+        precision = self.report.measure('map').numpy()
+        order = np.argsort(precision, kind='stable')                    # NaN comes last
+        return order[~np.isnan(precision[order])]
 
     def doubted(self) -> np.ndarray: # (n,) pictures with more votes for another class
         order = np.argsort(-self.doubt, kind='stable')
@@ -685,6 +688,26 @@ def whole_number(
     return int(text)
 
 # %% ../nbs/64_browse.ipynb #08293765
+def difference(
+    collection:Collection,
+    other:Collection, # another embedding of the same pictures, as somebody says
+) -> str: # '' if they are, as far as their paths tell
+    "How many pictures both indexes hold, and what is shown of them."
+    said = []
+    shared = len(set(collection.paths) & set(other.paths))
+    if not shared == len(collection) == len(other):
+        said.append(
+            f'The two indexes hold different pictures: {shared:,} are in both, of '
+            f'{len(collection):,} in {collection.out} and {len(other):,} in {other.out}. Of the '
+            'other one only these are shown and compared, but its neighbours, and MAP@R, were '
+            'found among all that it holds.')
+    if collection.root != other.root:
+        said.append(
+            f'The pictures are in {collection.root} and in {other.root}: those of the same path '
+            'in each are taken for the same.')
+    return ' '.join(said)
+
+
 class Pages:
     "What is answered to each address"
     def __init__(
@@ -695,9 +718,14 @@ class Pages:
         self.collection = collection
         self.other = other
         self.links = LINKS | ({'/compare': 'Before and after'} if other is not None else {})
+        self.noted = []                                 # what to say wherever both are shown
         if other is not None:
             there = {path: i for i, path in enumerate(other.paths)}
             self.twin = [there.get(path) for path in collection.paths]
+            said = difference(collection, other)
+            if said:
+                warnings.warn(f'other: {said}', stacklevel=2)
+                self.noted = [P(said, cls='note', role='note')]
 
     def page(self, title, here, *content, **options):
         return page(title, here, self.links, *content, **options)
@@ -724,7 +752,7 @@ def map(self:Pages, request):
         Button('lasso', id='lasso', aria_pressed='false'), *choice,
         cls='bar')
     return self.page(
-        f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', tools,
+        f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', *self.noted, tools,
         Canvas(id='map', tabindex='0', role='img',
                aria_label='map of the embedding; the lists of the other pages show the same '
                           'pictures'),
@@ -778,7 +806,7 @@ def item(self:Pages, i):
     if self.other is not None:
         j = self.twin[i]
         beside = P('it is not in the other index') if j is None else self.of_other(j)
-        found.append(Div(H2('neighbours in the other embedding'), beside))
+        found.append(Div(H2('neighbours in the other embedding'), *self.noted, beside))
     cls = 'two' if len(found) > 1 else ''
     return self.page(f'{path}, {label}', '', around, own, Div(*found, cls=cls),
                      script='/item.js')
@@ -800,44 +828,41 @@ def of_other(self:Pages, j):
 
 # %% ../nbs/64_browse.ipynb #7f3260a7
 @patch
-def listed(self:Pages, number, here, title, order, lines, text):
-    "A page of many, sixty at a time."
+def listed(self:Pages, request, here, title, ranked, lines, text):
+    "A page of many, sixty at a time: those that `ranked` gives, with `lines` below each."
+    number = whole_number(request.query_params.get('page'), 'page', 1)
+    study = self.collection.studied
+    if not study.ask():
+        return self.waiting(title, here, study)
+    order = ranked()
     last = max(1, math.ceil(len(order) / PER_PAGE))
     if not 1 <= number <= last:
         raise LookupError(f'page: 1 to {last} is wanted, {number} was given')
     part = order[(number - 1) * PER_PAGE:number * PER_PAGE]
-    figures = [figure(self.collection, int(i), *lines(i)) for i in part]
+    figures = [figure(self.collection, i, *lines(i)) for i in part.tolist()]
     turn = [A('← before', href=f'{here}?page={number - 1}')] if number > 1 else []
     turn.append(Span(f'page {number} of {last}'))
     turn += [A('after →', href=f'{here}?page={number + 1}')] if number < last else []
-    none = [] if order else [P('None was found.')]
+    none = [] if len(order) else [P('None was found.')]
     return self.page(title, here, P(text, cls='note'), Div(*turn, cls='bar'), *none,
                      Div(*figures, cls='grid'))
 
 
 @patch
 def worst(self:Pages, request):
-    number = whole_number(request.query_params.get('page'), 'page', 1)
     seen, study = self.collection, self.collection.studied
-    if not study.ask():
-        return self.waiting('Worst queries', '/worst', study)
-    precision = study.report.measure('map').numpy()
-    order = [i for i in study.worst() if not np.isnan(precision[i])]
     return self.listed(
-        number, '/worst', 'Worst queries', order,
-        lambda i: (f'AP {precision[i]:.3f}', str(seen.names[seen.labels[i]])),
+        request, '/worst', 'Worst queries', study.worst,
+        lambda i: (f"AP {study.report.measure('map')[i]:.3f}", str(seen.names[seen.labels[i]])),
         'Average precision of each picture as a query, the lowest first: where the pictures of '
         'its class lie among its neighbours.')
 
 
 @patch
 def doubted(self:Pages, request):
-    number = whole_number(request.query_params.get('page'), 'page', 1)
     seen, study = self.collection, self.collection.studied
-    if not study.ask():
-        return self.waiting('Doubtful labels', '/labels', study)
     return self.listed(
-        number, '/labels', 'Doubtful labels', study.doubted().tolist(),
+        request, '/labels', 'Doubtful labels', study.doubted,
         lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.names[seen.labels[i]]}',
                    f'like {seen.names[study.proposed[i]]}'),
         f'Pictures of which the {study.K} nearest agree on another class. They are mistakes of '
@@ -886,7 +911,7 @@ def compare(self:Pages, request):
 
     means = [float(study.report['map@r']) for study in (theirs, mine)]
     return self.page(
-        'Before and after', '/compare',
+        'Before and after', '/compare', *self.noted,
         P(f'MAP@R {100 * means[0]:.1f} % in the other embedding, {100 * means[1]:.1f} % in '
           f'this one. Of {len(both):,} pictures {better:,} are found better as queries.'),
         H2('Most gained'), shown(order[::-1][:30]), H2('Most lost'), shown(order[:30]))
@@ -917,7 +942,7 @@ def weights(self:Pages, request):
         P(id='said', role='status'),
         Canvas(id='W', role='img', aria_label='weight of every pair of a batch'),
         P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
-          'the darker the stronger; what is white, the loss does not see.', cls='note'),
+          'the fuller the colour the stronger; what has none, the loss does not see.', cls='note'),
         script='/weights.js')
 
 

@@ -96,7 +96,8 @@ def client(folders):
     turned.save(folders/'turned'/'index')
     shutil.copy(folders/'bad'/'search.json', folders/'turned')
     collections = [Collection(folders/name) for name in ('good', 'turned')]
-    opened = TestClient(create_app(*collections))
+    with pytest.warns(UserWarning, match='39 are in both, of 40 in .*good and 39 in .*turned'):
+        opened = TestClient(create_app(*collections))
     opened.seen, opened.other = collections
     opened.studies = [collection.studied for collection in collections]
     return opened
@@ -112,6 +113,20 @@ def test_pictures_of_the_other_index_keep_their_names(client):
     raw = client.get('/map.bin?of=other').content
     places = np.frombuffer(raw[:8 * 40], '<f4').reshape(-1, 2)
     assert np.allclose(places[5], client.other.xy[twin]) and (places[0] == -9).all()
+
+
+def test_an_index_of_other_pictures_is_told_apart(client, folders, recwarn):
+    for address in ('/', '/item/5', '/compare'):
+        assert '39 are in both' in settled_text(client, address), address
+    assert 'are in both' not in client.get('/weights').text
+    same = TestClient(create_app(*[Collection(folders/name) for name in ('good', 'bad')]))
+    assert 'are in both' not in same.get('/').text
+    assert not [warning for warning in recwarn if 'other' in str(warning.message)]
+    moved = folders/'moved'
+    shutil.copytree(folders/'bad', moved)
+    (moved/'search.json').write_text(json.dumps(dict(root=str(folders))), encoding='utf-8')
+    with pytest.warns(UserWarning, match='^other: The pictures are in .* taken for the same'):
+        create_app(Collection(folders/'good'), Collection(moved))
 
 
 def test_gained_and_lost(client):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from nbdev.frontmatter import FrontmatterProc
-from nbdev.process import NBProcessor
+from nbdev.process import NBProcessor, mk_cell
 from test_pages import cells, each_page, root
 
 from dml_nb import _docs
@@ -30,6 +30,28 @@ def test_titles_of_papers_lead_to_the_bibliography():
     title = r'\*Deep\s+Metric\s+Learning\s+via\s+Lifted\s+Structured\s+Feature\s+Embedding\*'
     assert re.search(rf'\[{title}\]\(81_bibliography\.ipynb#song-2016\)', sources)
     assert '[[*' not in sources                         # what is a link already stays one link
+
+
+def test_names_of_measures_are_no_mail_addresses():
+    kept = r'`R@1`, $S@1$, [a](b.html#c@d), https://x.org/@a/b@c, MAP\@R'
+    text = mk_cell(f'MAP@R, {kept}', 'markdown')
+    _docs.no_mail(text)
+    assert text.source == f'MAP&#64;R, {kept}'
+    code = mk_cell('#| fig-alt: R@1\n#| fig-cap: R@1\nA @ B, a@b', 'code')
+    code.outputs = [dict(data={'text/markdown': ['| R@1 |', ' `R@1` |'], 'text/plain': 'R@1'})]
+    _docs.no_mail(code)
+    assert code.source == '#| fig-alt: R@1\n#| fig-cap: R&#64;1\nA @ B, a@b'
+    assert code.outputs[0]['data'] == {'text/markdown': '| R&#64;1 | `R@1` |', 'text/plain': 'R@1'}
+
+
+def test_intervals_are_held_together():
+    text = mk_cell('1 ± 2', 'markdown')
+    code = mk_cell("print('1 ± 2')", 'code')
+    code.outputs = [dict(data={'text/markdown': ['| 1 ± 2 |'], 'text/plain': '1 ± 2'})]
+    for cell in (text, code):
+        _docs.hold_intervals(cell)
+    assert text.source == '1 ±\u00a02' and code.source == "print('1 ± 2')"
+    assert code.outputs[0]['data'] == {'text/markdown': '| 1 ±\u00a02 |', 'text/plain': '1 ± 2'}
 
 
 @each_page

@@ -1,9 +1,11 @@
-"""Draw the mark of the site, nbs/images/favicon.png, and the card that shared links show, nbs/images/card.png.
+"""Draw the mark of the site, nbs/images/favicon.png, and the card that shared links show,
+nbs/images/card.png.
 
     python tools/pictures.py
 
-The mark is what a loss does: three points of one class pulled together, a stranger pushed away. The card is a map of
-handwritten digits (scikit-learn's) by t-SNE of their pixels, every point the digit itself."""
+The mark is what a loss does: three points of one class pulled together, a stranger pushed away. The
+card is a map of handwritten digits (scikit-learn's) by t-SNE of their pixels, every point the digit
+itself."""
 from pathlib import Path
 
 import matplotlib
@@ -36,7 +38,8 @@ def mark(ax, left, bottom, side):
         ax.plot(*zip(friend, middle), color=BLUE, linewidth=.055 * side, zorder=1)
     arrow = dict(arrowstyle='-|>', color=ORANGE, linewidth=.045 * side, shrinkA=0, shrinkB=0,
                  mutation_scale=.28 * side)
-    ax.annotate('', middle + .85 * (stranger - middle), middle + .28 * (stranger - middle), arrowprops=arrow)
+    way = stranger - middle
+    ax.annotate('', middle + .85 * way, middle + .28 * way, arrowprops=arrow)
     ax.scatter(*friends.T, s=(.15 * side) ** 2 * 2, color=BLUE, zorder=2)
     ax.scatter(*stranger, s=(.15 * side) ** 2 * 2, color=ORANGE, zorder=2)
 

@@ -2,11 +2,12 @@
 
     python tools/text_pages.py            # write nbs/llms.txt
     python tools/text_pages.py --check    # exit 1 if nbs/llms.txt is not current
-    python tools/text_pages.py _docs      # write _docs/NAME.html.md for each page, and _docs/llms.txt
+    python tools/text_pages.py _docs      # write each page's text and llms.txt into that folder
 
-A page NAME.html has its text at NAME.html.md, which is also where the docstrings of the modules point to. nbdev would
-write a list of modules alone, with addresses that only a site with Quarto's commonmark format has; ours stays, since
-nbdev-export leaves a list without its own mark as it is."""
+A page NAME.html has its text at NAME.html.md, which is also where the docstrings of the modules
+point to. nbdev would write a list of modules alone, with addresses that only a site with Quarto's
+commonmark format has; ours stays, since nbdev-export leaves a list without its own mark as it
+is."""
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import yaml
 from nbdev.config import get_config, nbpath2html
-from readme import fenced, hidden, output_text
+from readme import cell_parts
 
 root = Path(__file__).resolve().parents[1]
 listing = root/'nbs'/'llms.txt'
@@ -40,10 +41,13 @@ def head(page):
 
 def sections():
     "(name, pages) of each part of the sidebar; what stands alone has no name"
-    contents = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']['sidebar']
-    for entry in contents['contents']:
-        section, entries = ('', [entry]) if isinstance(entry, str) else (entry['section'], entry['contents'])
-        yield section, [page if isinstance(page, str) else page['href'] for page in entries]
+    site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
+    for entry in site['sidebar']['contents']:
+        if isinstance(entry, str):
+            yield '', [entry]
+        else:
+            pages = [page if isinstance(page, str) else page['href'] for page in entry['contents']]
+            yield entry['section'], pages
 
 
 def llms():
@@ -55,8 +59,10 @@ def llms():
         for page in pages:
             title, summary = head(page)
             address = f'{config.doc_url.rstrip("/")}/{text_name(page)}'
-            lines.append(f'- [{title}]({address}): {summary}' if summary else f'- [{title}]({address})')
-        parts += [f'## {name}'] * bool(name) + ['\n'.join(lines)]
+            lines.append(f'- [{title}]({address})' + (f': {summary}' if summary else ''))
+        if name:
+            parts.append(f'## {name}')
+        parts.append('\n'.join(lines))
     return '\n\n'.join(parts) + '\n'
 
 
@@ -64,16 +70,11 @@ def page_text(page):
     "Markdown of a page: its text, its code and what that printed; pictures by their description"
     parts = []
     for cell in cells(page):
-        source = ''.join(cell['source'])
-        if cell['cell_type'] == 'markdown':
-            parts.append(re.sub(r'\A(#\|.*\n)+', '', source))
-        elif cell['cell_type'] == 'code' and not hidden.search(source):
-            code = re.sub(r'^#\|.*\n?', '', source, flags=re.M).strip()
-            is_shown = code and not re.search(r'^#\|\s*echo:\s*false', source, re.M)
-            parts += [fenced(code, 'python')] if is_shown else []
-            described = re.search(r'^#\|\s*fig-alt:\s*(.+)', source, re.M)
-            parts += [f'(Figure: {described[1]})'] if described else []
-            parts += map(output_text, cell['outputs'])
+        shown = cell_parts(cell)
+        described = re.search(r'^#\|\s*fig-alt:\s*(.+)', ''.join(cell['source']), re.M)
+        if shown and described:
+            shown.insert(1, f'(Figure: {described[1]})')
+        parts += shown
     text = '\n\n'.join(filter(None, parts)) + '\n'
     return re.sub(r'\]\(([\w.]+\.ipynb)', lambda link: f']({text_name(link[1])}', text)
 
@@ -94,4 +95,5 @@ if __name__ == '__main__':
     elif sys.argv[1] != '--check':
         publish(Path(sys.argv[1]))
     elif not listing.exists() or listing.read_text(encoding='utf-8') != llms():
-        sys.exit('nbs/llms.txt does not list the pages as they are: run `python tools/text_pages.py`')
+        sys.exit('nbs/llms.txt does not list the pages as they are: '
+                 'run `python tools/text_pages.py`')

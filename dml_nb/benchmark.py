@@ -356,16 +356,19 @@ def bench(
     progress=None, # called with a line of text before each measurement
 ) -> dict: # {'path': of the file, 'rows': list of dicts}
     """Time and memory of this package and of its installed peers, by turns in fresh processes.
-    Raises ValueError for an unknown group, RuntimeError with what a job said if it fails."""
-    groups = list(dict.fromkeys(comparison.group for comparison in COMPARISONS))
+    Raises ValueError for an unknown group and for a quick run of one that has no important sizes,
+    RuntimeError with what a job said if it fails."""
+    measured = [comparison for comparison in COMPARISONS if comparison.quick or not quick]
+    groups = list(dict.fromkeys(comparison.group for comparison in measured))
     if what not in ('all', *groups):
-        raise ValueError(f'what: {", ".join(groups)} or all is wanted, {what!r} was given')
+        where = ' in a quick run' if quick else ''
+        raise ValueError(f'what: {", ".join(groups)} or all is wanted{where}, {what!r} was given')
     check_number('threads', threads, 1, integer=True)
     hurry = dict(turns=3, budget=4., memory=False) if quick else {}
     everything = []
     for group in groups if what == 'all' else [what]:
         rows = []
-        for comparison in COMPARISONS:
+        for comparison in measured:
             if comparison.group != group:
                 continue
             for size in comparison.quick if quick else comparison.sizes:

@@ -929,7 +929,8 @@ def origin(
 def json_bytes(
     content:dict, # JSON values
 ) -> bytes:
-    "As all results are written. Raises ValueError for NaN and infinity, TypeError for no JSON."
+    """The text of a file of results. Raises ValueError for NaN and infinity, TypeError for what JSON
+    cannot hold."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     return f'{text}\n'.encode()
 

@@ -637,6 +637,16 @@ def _check_classes(name, labels, classes):
         raise ValueError(f'{name}: at least two classes are wanted, {len(present)} was given')
 
 
+def _check_filled(wanted, base, empty, on_error='raise'):
+    "ValueError for folders of classes without a picture; with 'skip' a warning: they are left out"
+    if empty and on_error != 'skip':
+        raise ValueError(f'{wanted}, {base}/{min(empty)} holds no pictures')
+    if empty:
+        what = 'folder holds' if len(empty) == 1 else 'folders hold'
+        warnings.warn(f'{base}: {len(empty):,} {what} no picture and will not be read, '
+                      f'{min(empty)} first', stacklevel=4)
+
+
 def _check_files(name, base, files):
     "ValueError for a file listed twice or outside, FileNotFoundError for one that is not there"
     seen = set()
@@ -721,17 +731,14 @@ def _folder(root=None, name=None, **options) -> ImageSet:
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith('.'))
     if not folders:
         raise ValueError(f'{wanted}, {root} holds no folders')
-    files, labels, classes = [], [], []
+    inside = {}                                                             # class -> its pictures
     for folder in folders:
-        inside = [p.relative_to(root) for p in sorted(folder.rglob('*')) if p.is_file()]
-        inside = [p.as_posix() for p in inside if _is_picture(p.as_posix())]
-        if not inside and options.get('on_error') == 'skip':
-            continue
-        if not inside:
-            raise ValueError(f'{wanted}, {folder} holds no pictures')
-        files += inside
-        labels += [len(classes)] * len(inside)
-        classes.append(folder.name)
+        paths = [p.relative_to(root) for p in sorted(folder.rglob('*')) if p.is_file()]
+        inside[folder.name] = [p.as_posix() for p in paths if _is_picture(p.as_posix())]
+    classes = [name for name, pictures in inside.items() if pictures]
+    _check_filled(wanted, root, inside.keys() - set(classes), options.get('on_error'))
+    files = [picture for c in classes for picture in inside[c]]
+    labels = [label for label, c in enumerate(classes) for _ in inside[c]]
     return _picture_set(name or root.name, _Folder(root), files, labels, classes, **options)
 
 # %% ../nbs/30_data.ipynb #0ed58fe1
@@ -762,8 +769,7 @@ def _zip(root=None, name=None, natural=False, **options) -> ImageSet:
         raise ValueError(f'{wanted}, {archive.path} holds none')
     classes = {p[0] for p in parts}
     empty = {p[0] for p in folders if p} - classes
-    if empty and options.get('on_error') != 'skip':
-        raise ValueError(f'{wanted}, {archive}/{min(empty)} holds no pictures')
+    _check_filled(wanted, archive, empty, options.get('on_error'))
     classes = sorted(classes, key=_by_its_numbers if natural else None)
     place = {c: label for label, c in enumerate(classes)}
     files = ['/'.join(p) for p in parts]

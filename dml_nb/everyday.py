@@ -74,32 +74,23 @@ def load_pictures(
                if value is not None and (name in taken or name == 'size')}
     images = load_data(data, **options)
     if from_files and folder.is_dir():
-        for doubt in doubts_about_folders(images, folder):
-            warnings.warn(f'{data}: {doubt}', stacklevel=2)
+        warn_of_depth(images, folder)
     return images
 
 
-def doubts_about_folders(
+def warn_of_depth(
     images:ImageSet,
     folder:Path, # of the folders of the classes
-) -> list: # of sentences
-    "What may not be meant: folders without a picture, and folders of folders taken for classes."
-    doubts = []
-    names = {path.name for path in folder.iterdir()
-             if path.is_dir() and not path.name.startswith('.')}
-    empty = sorted(names - set(images.classes))
-    if empty:
-        what = 'folder holds' if len(empty) == 1 else 'folders hold'
-        doubts.append(f'{len(empty):,} {what} no picture and will not be read, {empty[0]} first')
+):
+    "Warns where folders of folders were taken for classes."
     places = {Path(path).parent for path in images.source.paths}
     deep = folder not in {place.parent for place in places}
     if deep and len({place.name for place in places}) == len(places) > len(images.classes):
-        doubts.append(
-            f'its {len(images.classes):,} folders are taken for the classes '
+        warnings.warn(
+            f'{folder}: its {len(images.classes):,} folders are taken for the classes '
             f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
             f'{len(places):,} folders below. If those are the classes, give a CSV with the columns '
-            'file and label')
-    return doubts
+            'file and label', stacklevel=3)
 
 # %% ../nbs/56_everyday.ipynb #ce87def2
 def hold_back(

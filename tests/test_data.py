@@ -920,7 +920,21 @@ def test_archives_in_one_folder_and_with_clutter(tmp_path):
     for prefix in ('', 'all/'):
         for empty in (('c/', ''), ('c/notes.txt', 'x')):
             inside = [(f'{prefix}{n}', content) for n, content in (*good, empty)]
-            refused(lambda: load_data(entries(tmp_path/'empty.zip', *inside)), f'{prefix}c holds')
+            archive = entries(tmp_path/'empty.zip', *inside)
+            refused(lambda: load_data(archive), f'{prefix}c holds')
+            with pytest.warns(UserWarning, match='1 folder holds no picture .* c first'):
+                assert load_data(archive, on_error='skip').classes == ['a', 'b']
+
+
+def test_folders_without_a_picture_are_left_out_and_named(tmp_path):
+    for name in 'abcd':
+        (tmp_path/name).mkdir()
+    for name in 'ac':
+        (tmp_path/name/'1.png').write_bytes(picture(1))
+    refused(lambda: load_data(tmp_path), 'b holds no pictures')
+    with pytest.warns(UserWarning, match='2 folders hold no picture .* b first'):
+        images = load_data(tmp_path, on_error='skip')
+    assert images.classes == ['a', 'c'] and images.labels.tolist() == [0, 1]
 
 
 def test_stand_ins(tmp_path):

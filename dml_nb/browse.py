@@ -16,6 +16,7 @@ import html
 import inspect
 import json
 import math
+import re
 import secrets
 import threading
 import warnings
@@ -28,7 +29,7 @@ from fastcore.basics import patch
 from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
     Img, Input, Label, Li, Link, Main, Meta, Nav, Ol, Option, P, Script, Select, Span, Table, Tbody,
-    Td, Th, Thead, Title, Tr, to_xml)
+    Td, Th, Thead, Title, Tr, Wbr, to_xml)
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -251,8 +252,16 @@ canvas:focus-visible { outline: 2px solid var(--link); }
 .legend button[aria-pressed=true] { outline: 2px solid currentColor; border-radius: 4px; }
 .dot { display: inline-block; width: .75rem; height: .75rem; border-radius: 50%;
   margin-right: .3rem; vertical-align: -1px; }
-table { border-collapse: collapse; display: block; overflow-x: auto; max-width: 100%; }
-td, th { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; table-layout: fixed; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
+  border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; }
+th { vertical-align: bottom; }
+.number { text-align: right; width: 6.4rem; padding-right: 0; font-variant-numeric: tabular-nums; }
+@media (max-width: 600px) {
+  table { font-size: .87rem; }
+  .number { width: 4.1rem; }
+}
 .note { opacity: .8; }
 .error { color: var(--wrong); }
 kbd { border: 1px solid var(--line); border-radius: 3px; padding: 0 .25rem; font-size: .8em; }
@@ -869,6 +878,24 @@ def doubted(self:Pages, request):
         'the labels, or of the embedding.')
 
 # %% ../nbs/64_browse.ipynb #9e10e9cc
+def table_of(
+    names:list, # heads of the columns of class names
+    numbers:list, # heads of the columns of numbers
+    rows:list, # of (class names, numbers)
+):
+    "A table that is never wider than its place."
+    def name(text):
+        parts = re.split(r'(?<=[._/-])', str(text) or 'no folder')
+        return Td(*[piece for part in parts for piece in (part, Wbr())][:-1])
+
+    def row(texts, values):
+        return Tr(*[name(text) for text in texts],
+                  *[Td(f'{value}', cls='number') for value in values])
+
+    heads = [Th(text) for text in names] + [Th(text, cls='number') for text in numbers]
+    return Table(Thead(Tr(*heads)), Tbody(*[row(*each) for each in rows]))
+
+
 @patch
 def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
@@ -876,18 +903,17 @@ def classes(self:Pages, request):
         return self.waiting('Confused classes', '/classes', study)
     of_class = study.report.per_class('map@r')
     pairs = study.report.confusions(top=30)
-    columns = ['class', 'taken_for', 'queries', 'share']
-    confused = [Tr(Td(str(seen.names[row['class']])), Td(str(seen.names[row['taken_for']])),
-                   Td(str(row['queries'])), Td(f"{row['share']:.2f}")) for row in pairs]
-    found = [Tr(Td(str(seen.names[row['class']]) or 'no folder'), Td(str(row['queries'])),
-                Td(f"{100 * row['recall@1']:.1f}"), Td(f"{100 * row['map@r']:.1f}"))
+    confused = [([seen.names[row['class']], seen.names[row['taken_for']]],
+                 [row['queries'], f"{row['share']:.2f}"]) for row in pairs]
+    found = [([seen.names[row['class']]],
+              [row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"])
              for row in of_class[:200]]
-    heads = [Tr(*[Th(name.replace('_', ' ')) for name in columns]),
-             Tr(Th('class'), Th('pictures'), Th('R@1, %'), Th('MAP@R, %'))]
     return self.page(
         'Confused classes', '/classes', Div(
-            Div(H2('Which is taken for which'), Table(Thead(heads[0]), Tbody(*confused))),
-            Div(H2('Least found classes first'), Table(Thead(heads[1]), Tbody(*found))),
+            Div(H2('Which is taken for which'),
+                table_of(['class', 'taken for'], ['queries', 'share'], confused)),
+            Div(H2('Least found classes first'),
+                table_of(['class'], ['pictures', 'R@1, %', 'MAP@R, %'], found)),
             cls='two'))
 
 

@@ -1,6 +1,7 @@
 """The pages of `dml browse` in a real browser, as a person uses them.
 
 They need Chromium or Chrome and playwright; without them they are skipped."""
+import contextlib
 import json
 import re
 import shutil
@@ -48,17 +49,45 @@ def folders(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope='module')
-def address(folders):
+@contextlib.contextmanager
+def served(*words):
     "The command as a user gives it; Ctrl-C must end it in peace"
     program = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
-    words = ['browse', str(folders/'good'), '--other', str(folders/'bad'), '--port', '0']
-    running = subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
+    running = subprocess.Popen([*program, 'browse', *map(str, words), '--port', '0'],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield running.stdout.readline().split()[0]
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=against_hanging)
     assert 'Traceback' not in errors and running.returncode in (0, 130)
+
+
+@pytest.fixture(scope='module')
+def address(folders):
+    with served(folders/'good', '--other', folders/'bad') as at:
+        yield at
+
+
+@pytest.fixture(scope='module')
+def crowd(tmp_path_factory):
+    "120 pictures in 30 classes of long names, each class taken for the next one"
+    root = tmp_path_factory.mktemp('crowd')
+    names = [f'{i:03}.Yellow_headed_Blackbird of the {"Plains" * (1 + i % 4)}' for i in range(30)]
+    labels = np.arange(120) % 30
+    angles = 2 * np.pi * (labels + 1.4 * (np.arange(120) // 30 == 3)) / 30
+    known = []
+    for i, (label, angle) in enumerate(zip(labels, angles)):
+        path = root/'pictures'/names[label]/f'IMG_20230514_1422{i:02}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (24, 18), (8 * int(label), 2 * i, 90)).save(path)
+        known.append(dict(path=f'{path.parent.name}/{path.name}', label=names[label]))
+    index = EmbeddingIndex(3)
+    z = np.stack([np.cos(angles), np.sin(angles), .2 + .001 * np.arange(120)], 1)
+    index.add(torch.tensor(z).float(), metadata=known)
+    index.save(root/'out'/'index')
+    facts = dict(root=str(root/'pictures'))
+    (root/'out'/'search.json').write_text(json.dumps(facts), encoding='utf-8')
+    with served(root/'out') as at:
+        yield at
 
 
 def status(url):
@@ -230,6 +259,19 @@ def test_mistakes(tab, address):
     tab.goto(f'{address}/nowhere')
     tab.click('text=back to the map')
     tab.wait_for_selector('#map[data-ready=this]')
+
+
+def test_every_number_of_a_table_is_seen(tab, crowd):
+    settled(tab, f'{crowd}/classes')
+    counts = tab.locator('table').evaluate_all('all => all.map(one => one.rows.length)')
+    assert counts[0] > 5 and counts[1] == 31
+    hidden = tab.locator('td, th').evaluate_all("""cells => cells.filter(cell => {
+        const box = cell.getBoundingClientRect(), table = cell.closest('table');
+        return box.left < 0 || box.right > innerWidth || cell.scrollWidth > cell.clientWidth
+            || table.scrollWidth > table.clientWidth + 1;
+    }).map(cell => cell.innerText)""")
+    assert hidden == []
+    assert '000.Yellow_headed_Blackbird of the Plains' in tab.locator('table').nth(1).inner_text()
 
 
 def test_weights_follow_the_settings(tab, address):

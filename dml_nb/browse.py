@@ -241,17 +241,41 @@ button, select, input { font: inherit; }
 input[type=number] { width: 6.5rem; }
 canvas { display: block; width: 100%; border: 1px solid var(--line); border-radius: 6px;
   touch-action: none; }
-canvas:focus-visible { outline: 2px solid var(--link); }
+canvas:focus-visible { outline: 2px solid var(--link); outline-offset: -2px; }
 #map { height: min(68vh, 760px); cursor: grab; }
 @media (max-width: 600px) { #map { height: 100vw; } }
 #W { aspect-ratio: 1; max-width: 640px; touch-action: auto; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem .7rem; font-size: .82rem; margin: .6rem 0;
-  max-height: 9rem; overflow-y: auto; }
-.legend button { border: 0; background: none; padding: .1rem .2rem; cursor: pointer;
-  color: inherit; }
-.legend button[aria-pressed=true] { outline: 2px solid currentColor; border-radius: 4px; }
-.dot { display: inline-block; width: .75rem; height: .75rem; border-radius: 50%;
-  margin-right: .3rem; vertical-align: -1px; }
+.atlas { display: grid; grid-template-columns: minmax(0, 1fr); gap: .7rem 1.2rem; }
+.frame { position: relative; overflow: hidden; }
+#ring { position: absolute; left: 0; top: 0; width: 15px; height: 15px; margin: -7.5px;
+  pointer-events: none; border: 2px solid CanvasText; outline: 1px solid Canvas; }
+#tip { position: absolute; left: 0; top: 0; max-width: 80%; pointer-events: none;
+  overflow-wrap: anywhere; padding: .1rem .5rem; border-radius: 4px; background: CanvasText;
+  color: Canvas; font-size: .87rem; }
+.legend { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  gap: 0 .5rem; align-content: start; padding: .35rem; max-height: 17.5rem; }
+.legend button { display: flex; align-items: center; gap: .4rem; min-height: 1.75rem; border: 0;
+  background: none; padding: .1rem .25rem; border-radius: 4px; cursor: pointer; color: inherit;
+  font-size: .82rem; line-height: 1.25; text-align: left; overflow-wrap: anywhere; min-width: 0; }
+.legend button:hover { background: var(--soft); }
+.legend button:focus-visible { outline: 2px solid var(--link); outline-offset: -2px; }
+.legend button[aria-pressed=true] { font-weight: 600; box-shadow: inset 0 0 0 1.5px currentColor; }
+.dot { flex: none; width: .75rem; height: .75rem; border-radius: 50%; }
+@media (min-width: 1000px) {
+  .atlas { grid-template-columns: minmax(0, 1fr) 25rem; align-items: start; }
+  .legend { max-height: calc(min(68vh, 760px) - 3rem); }
+}
+.scrolls { --shade: light-dark(#0005, #fff6); overflow-y: auto; border: 1px solid var(--line);
+  border-radius: 6px; background:
+  linear-gradient(Canvas 50%, transparent) top / 100% 2.4rem no-repeat local,
+  linear-gradient(transparent, Canvas 50%) bottom / 100% 2.4rem no-repeat local,
+  linear-gradient(var(--shade), transparent) top / 100% .9rem no-repeat,
+  linear-gradient(transparent, var(--shade)) bottom / 100% .9rem no-repeat;
+  background-clip: padding-box; }
+#kept { flex: 1; }
+.kept { min-height: 2.9rem; }
+#said { margin: .5rem 0; }
+#said:empty { margin: 0; }
 table { border-collapse: collapse; table-layout: fixed; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid var(--line); }
@@ -273,12 +297,21 @@ MAP_SCRIPT = """
 const canvas = document.getElementById('map'), ctx = canvas.getContext('2d');
 const said = document.getElementById('said'), picked = document.getElementById('picked');
 const legend = document.getElementById('legend'), lassoButton = document.getElementById('lasso');
-let xy, codes, names, N = 0, view = {s: 1, x: 0, y: 0}, chosen = -1, lasso = null, lassoing = false;
-let order = [], thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
+const kept = document.getElementById('kept'), release = document.getElementById('release');
+const ring = document.getElementById('ring'), tip = document.getElementById('tip');
+let xy, codes, names = [], N = 0, view = {s: 1, x: 0, y: 0}, lasso = null, lassoing = false;
+let thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
+let members = [];                               // pictures of each class
+let chosen = new Set(), pointed = -1;           // classes kept in front, and the one pointed at
+let front = new Map();                          // class in front -> its hue there
 
 const hue = c => (c * 137.508) % 360;
 const dark = () => matchMedia('(prefers-color-scheme: dark)').matches;
-const color = c => `hsl(${hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
+const grey = () => dark() ? '#4a4a4a' : '#c4c4c4';
+const inFront = c => !front.size || front.has(c);
+const color = c => !inFront(c) ? grey() :
+  `hsl(${front.get(c) ?? hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
+const called = c => names[c] || 'no folder';
 const side = () => Math.min(canvas.clientWidth, canvas.clientHeight) * .94;
 const left = () => (canvas.clientWidth - side()) / 2;
 const top_ = () => (canvas.clientHeight - side()) / 2;
@@ -301,27 +334,19 @@ function draw() {
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
   ctx.clearRect(0, 0, w, h);
   const size = N > 20000 ? 2 : N > 3000 ? 3 : 5;
-  let last = -1;
-  for (const i of order) {
-    const x = px(i), y = py(i);
-    if (x < -9 || y < -9 || x > w + 9 || y > h + 9) continue;
-    if (codes[i] !== last) {
-      last = codes[i];
-      ctx.fillStyle = color(last);
-      ctx.globalAlpha = chosen < 0 || chosen === last ? .85 : .08;
-    }
-    ctx.fillRect(x - size / 2, y - size / 2, size, size);
-  }
+  const classes = [...names.keys()];
+  ctx.globalAlpha = .85;
+  if (front.size) drawClasses(classes.filter(c => !inFront(c)), size);
+  drawClasses(front.size ? [...front.keys()] : classes, front.size ? size + 2 : size);
   ctx.globalAlpha = 1;
   if (view.s > 2) {
     const near = visible();
-    if (near.length <= 160) for (const i of near) drawThumb(i);
+    if (near.length <= 160) {
+      near.sort((i, j) => inFront(codes[i]) - inFront(codes[j]));
+      near.forEach(drawThumb);
+    }
   }
-  if (hover >= 0) {
-    ctx.strokeStyle = dark() ? '#fff' : '#000';
-    ctx.lineWidth = 2;
-    ctx.strokeRect(px(hover) - 7, py(hover) - 7, 14, 14);
-  }
+  mark();
   if (lasso && lasso.length > 1) {
     ctx.strokeStyle = dark() ? '#fff' : '#000';
     ctx.setLineDash([5, 4]);
@@ -331,6 +356,37 @@ function draw() {
     ctx.stroke();
     ctx.setLineDash([]);
   }
+}
+
+function drawClasses(classes, size) {
+  const w = canvas.clientWidth, h = canvas.clientHeight;
+  for (const c of classes) {
+    ctx.fillStyle = color(c);
+    for (const i of members[c]) {
+      const x = px(i), y = py(i);
+      if (x > -9 && y > -9 && x < w + 9 && y < h + 9) {
+        ctx.fillRect(x - size / 2, y - size / 2, size, size);
+      }
+    }
+  }
+}
+
+function mark() {
+  const w = canvas.clientWidth, h = canvas.clientHeight;
+  const x = hover < 0 ? -1 : px(hover), y = hover < 0 ? -1 : py(hover);
+  ring.hidden = tip.hidden = x < 0 || y < 0 || x > w || y > h;
+  if (ring.hidden) return;
+  ring.style.transform = `translate(${x}px, ${y}px)`;
+  const name = called(codes[hover]);
+  if (tip.textContent !== name) tip.textContent = name;
+  const left = Math.max(4, Math.min(x + 12, w - tip.offsetWidth - 4));
+  const below = y < tip.offsetHeight + 16;
+  tip.style.transform = `translate(${left}px, ${below ? y + 12 : y - tip.offsetHeight - 12}px)`;
+}
+
+function point(i) {
+  hover = i;
+  mark();
 }
 
 let waiting = false;
@@ -351,10 +407,12 @@ function drawThumb(i) {
   }
   if (!img.complete || !img.naturalWidth) return;
   const w = 44, x = px(i) - w / 2, y = py(i) - w / 2;
+  ctx.globalAlpha = inFront(codes[i]) ? 1 : .35;
   ctx.drawImage(img, x, y, w, w);
   ctx.strokeStyle = color(codes[i]);
   ctx.lineWidth = 2;
   ctx.strokeRect(x, y, w, w);
+  ctx.globalAlpha = 1;
 }
 
 function zoom(factor, cx, cy) {
@@ -365,13 +423,17 @@ function zoom(factor, cx, cy) {
   redraw();
 }
 
-function nearest(x, y, within = 16) {
+function closest(classes, x, y, within) {
   let best = -1, d = within * within;
-  for (let i = 0; i < N; i++) {
+  for (const c of classes) for (const i of members[c]) {
     const e = (px(i) - x) ** 2 + (py(i) - y) ** 2;
     if (e < d) { d = e; best = i; }
   }
   return best;
+}
+function nearest(x, y, within = 16) {
+  const found = closest(front.keys(), x, y, within);
+  return found >= 0 ? found : closest(names.keys(), x, y, within);
 }
 
 function inside(x, y, polygon) {
@@ -390,7 +452,7 @@ function showPicked(found) {
   for (const i of found) counts.set(codes[i], (counts.get(codes[i]) || 0) + 1);
   const most = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6);
   said.textContent = `${found.length} pictures: ` +
-    most.map(([c, n]) => `${names[c] || 'no folder'} ${n}`).join(', ') +
+    most.map(([c, n]) => `${called(c)} ${n}`).join(', ') +
     (counts.size > 6 ? ` and ${counts.size - 6} more classes` : '');
   for (const i of found.slice(0, 60)) {
     const a = document.createElement('a'), img = new Image(56, 56);
@@ -415,12 +477,7 @@ canvas.addEventListener('pointerdown', e => {
 canvas.addEventListener('pointermove', e => {
   const [x, y] = at(e);
   if (!pointers.has(e.pointerId)) {
-    const found = nearest(x, y);
-    if (found !== hover) {
-      hover = found;
-      canvas.title = found < 0 ? '' : names[codes[found]] || `picture ${found}`;
-      redraw();
-    }
+    point(nearest(x, y));
     return;
   }
   const [x0, y0] = pointers.get(e.pointerId);
@@ -445,7 +502,7 @@ function lift(e) {
     const area = lasso, found = [];
     lasso = null;
     if (area.length > 3) for (let i = 0; i < N; i++) {
-      if (inside(px(i), py(i), area) && (chosen < 0 || codes[i] === chosen)) found.push(i);
+      if (inFront(codes[i]) && inside(px(i), py(i), area)) found.push(i);
     }
     showPicked(found);
     redraw();
@@ -456,6 +513,7 @@ function lift(e) {
 }
 canvas.addEventListener('pointerup', lift);
 canvas.addEventListener('pointercancel', lift);
+canvas.addEventListener('pointerleave', () => point(-1));
 canvas.addEventListener('wheel', e => {
   e.preventDefault();
   zoom(Math.exp(-e.deltaY * .0016), ...at(e));
@@ -474,20 +532,77 @@ canvas.addEventListener('keydown', e => {
     ArrowUp: () => view.y += step, ArrowDown: () => view.y -= step,
     '+': () => zoom(1.4, ...middle()), '=': () => zoom(1.4, ...middle()),
     '-': () => zoom(1 / 1.4, ...middle()), 0: home, l: toggleLasso,
-    Escape: () => { lasso = null; chosen = -1; picked.replaceChildren(); said.textContent = ''; },
+    Escape: () => { lasso = null; picked.replaceChildren(); said.textContent = ''; showAll(); },
     Enter: () => { const i = nearest(...middle(), 1e9); if (i >= 0) location.href = `/item/${i}`; },
   };
   if (!keys[e.key]) return;
   e.preventDefault();
   keys[e.key]();
+  point(/^Arrow|^[-+=0]$/.test(e.key) ? nearest(...middle(), 1e9) : -1);
   redraw();
 });
+
+const apart = (a, b) => Math.min(Math.abs(a - b), 360 - Math.abs(a - b));
+const freeHues = [210, 28, 320, 140, 265, 55, 0, 180];
+function bringForward() {
+  front = new Map();
+  for (const c of pointed < 0 ? chosen : new Set([...chosen, pointed])) {
+    const taken = [...front.values()], room = h => Math.min(360, ...taken.map(t => apart(h, t)));
+    const own = hue(c);
+    front.set(c, room(own) >= 45 ? own : freeHues.reduce((a, b) => room(b) > room(a) ? b : a));
+  }
+  [...legend.children].forEach((button, c) => {
+    button.setAttribute('aria-pressed', chosen.has(c));
+    button.firstChild.style.background = color(c);
+  });
+  kept.textContent = !chosen.size ? kept.dataset.hint :
+    `${chosen.size} of ${names.length} classes kept in front`;
+  release.hidden = !chosen.size;
+  redraw();
+}
+function pointAtClass(c) {
+  if (c === pointed) return;
+  pointed = c;
+  bringForward();
+}
+function showAll() {
+  chosen.clear();
+  pointed = -1;
+  bringForward();
+}
+const classOf = e => [...legend.children].indexOf(e.target.closest('button'));
+legend.addEventListener('pointerover', e => {
+  if (e.pointerType !== 'touch' && classOf(e) >= 0) pointAtClass(classOf(e));
+});
+legend.addEventListener('pointerleave', () => pointAtClass(-1));
+legend.addEventListener('focusin', e => {       // Tab leads to one of them, arrows to the others
+  for (const button of legend.children) button.tabIndex = button === e.target ? 0 : -1;
+  if (e.target.matches(':focus-visible')) pointAtClass(classOf(e));
+});
+legend.addEventListener('focusout', () => pointAtClass(-1));
+legend.addEventListener('click', e => {
+  const c = classOf(e);
+  if (c < 0) return;
+  if (!chosen.delete(c)) chosen.add(c);
+  pointed = -1;
+  bringForward();
+});
+legend.addEventListener('keydown', e => {
+  const steps = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1};
+  if (e.key === 'Escape') showAll();
+  else if (steps[e.key]) {
+    const next = legend.children[classOf(e) + steps[e.key]];
+    e.preventDefault();
+    if (next) next.focus();
+  }
+});
+release.onclick = () => { showAll(); canvas.focus(); };
 lassoButton.onclick = toggleLasso;
 document.getElementById('home').onclick = home;
 document.getElementById('in').onclick = () => zoom(1.5, ...middle());
 document.getElementById('out').onclick = () => zoom(1 / 1.5, ...middle());
 addEventListener('resize', redraw);
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', bringForward);
 
 async function load(which) {
   const facts = await (await fetch(`/map.json?of=${which}`)).json();
@@ -496,22 +611,23 @@ async function load(which) {
   names = facts.names;
   xy = new Float32Array(raw, 0, 2 * N);
   codes = new Int32Array(raw, 8 * N, N);
-  order = [...Array(N).keys()].sort((a, b) => codes[a] - codes[b]);
-  if (!legend.childElementCount) names.forEach((name, c) => {
+  members = names.map(() => []);
+  codes.forEach((c, i) => members[c].push(i));
+  if (!legend.childElementCount) names.forEach((_, c) => {
     const button = document.createElement('button'), dot = document.createElement('span');
+    const name = document.createElement('span');
     dot.className = 'dot';
-    dot.style.background = color(c);
-    button.append(dot, name || 'no folder');
-    button.setAttribute('aria-pressed', false);
-    button.onclick = () => {
-      chosen = chosen === c ? -1 : c;
-      [...legend.children].forEach((b, j) => b.setAttribute('aria-pressed', j === chosen));
-      redraw();
-    };
+    button.tabIndex = c ? -1 : 0;
+    for (const part of called(c).split(/(?<=[._/-])/)) {
+      name.append(part, document.createElement('wbr'));
+    }
+    button.append(dot, name);
     legend.append(button);
   });
+  hover = -1;
+  draw();
+  bringForward();
   canvas.dataset.ready = which;
-  redraw();
 }
 const which = document.getElementById('which');
 if (which) which.onchange = () => load(which.value);
@@ -760,16 +876,24 @@ def map(self:Pages, request):
         Button('−', id='out', aria_label='zoom out'), Button('whole', id='home'),
         Button('lasso', id='lasso', aria_pressed='false'), *choice,
         cls='bar')
+    drawn = Canvas(id='map', tabindex='0', role='img',
+                   aria_label='map of the embedding; the lists of the other pages show the same '
+                              'pictures')
+    hint = 'Point at a class to bring it forward; click or tap to keep it there.'
     return self.page(
         f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', *self.noted, tools,
-        Canvas(id='map', tabindex='0', role='img',
-               aria_label='map of the embedding; the lists of the other pages show the same '
-                          'pictures'),
-        P(id='said', role='status'), Div(id='picked', cls='grid'),
-        Div(id='legend', cls='legend', aria_label='classes'),
+        Div(Div(Div(drawn, Span(id='ring', hidden=True), Span(id='tip', role='status', hidden=True),
+                    cls='frame'),
+                P(id='said', role='status'), Div(id='picked', cls='grid')),
+            Div(Div(Span(hint, id='kept', role='status', data_hint=hint),
+                    Button('show all', id='release', hidden=True), cls='bar kept'),
+                Div(id='legend', cls='legend scrolls', role='toolbar',
+                    aria_label='classes')),
+            cls='atlas'),
         P('Drag, or arrow keys; wheel, pinch, or ', Span('+ −'), '; lasso with its button, ',
-          Span('l'), ' or Shift and drag; click a point for its neighbours. Two directions of '
-          f'{seen.z.shape[1]} are shown, those in which embeddings differ most.', cls='note'),
+          Span('l'), ' or Shift and drag; click a point for its neighbours; Escape shows all '
+          f'classes again. Two directions of {seen.z.shape[1]} are shown, those in which '
+          'embeddings differ most.', cls='note'),
         script='/map.js')
 
 

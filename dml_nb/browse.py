@@ -312,14 +312,16 @@ const inFront = c => !front.size || front.has(c);
 const color = c => !inFront(c) ? grey() :
   `hsl(${front.get(c) ?? hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
 const called = c => names[c] || 'no folder';
-const side = () => Math.min(canvas.clientWidth, canvas.clientHeight) * .94;
-const left = () => (canvas.clientWidth - side()) / 2;
-const top_ = () => (canvas.clientHeight - side()) / 2;
-const px = i => left() + view.x + xy[2 * i] * side() * view.s;
-const py = i => top_() + view.y + (1 - xy[2 * i + 1]) * side() * view.s;
+let place = {w: 0, h: 0, side: 0, left: 0, top: 0};     // of the map on the canvas, in pixels
+function measure() {
+  const w = canvas.clientWidth, h = canvas.clientHeight, side = Math.min(w, h) * .94;
+  place = {w, h, side, left: (w - side) / 2, top: (h - side) / 2};
+}
+const px = i => place.left + view.x + xy[2 * i] * place.side * view.s;
+const py = i => place.top + view.y + (1 - xy[2 * i + 1]) * place.side * view.s;
 
 function visible() {
-  const w = canvas.clientWidth, h = canvas.clientHeight, found = [];
+  const {w, h} = place, found = [];
   for (let i = 0; i < N; i++) {
     const x = px(i), y = py(i);
     if (x > -30 && y > -30 && x < w + 30 && y < h + 30) found.push(i);
@@ -328,7 +330,8 @@ function visible() {
 }
 
 function draw() {
-  const ratio = devicePixelRatio || 1, w = canvas.clientWidth, h = canvas.clientHeight;
+  measure();
+  const ratio = devicePixelRatio || 1, {w, h} = place;
   if (canvas.width !== Math.round(w * ratio)) canvas.width = Math.round(w * ratio);
   if (canvas.height !== Math.round(h * ratio)) canvas.height = Math.round(h * ratio);
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -359,7 +362,7 @@ function draw() {
 }
 
 function drawClasses(classes, size) {
-  const w = canvas.clientWidth, h = canvas.clientHeight;
+  const {w, h} = place;
   for (const c of classes) {
     ctx.fillStyle = color(c);
     for (const i of members[c]) {
@@ -372,7 +375,7 @@ function drawClasses(classes, size) {
 }
 
 function mark() {
-  const w = canvas.clientWidth, h = canvas.clientHeight;
+  const {w, h} = place;
   const x = hover < 0 ? -1 : px(hover), y = hover < 0 ? -1 : py(hover);
   ring.hidden = tip.hidden = x < 0 || y < 0 || x > w || y > h;
   if (ring.hidden) return;
@@ -417,8 +420,8 @@ function drawThumb(i) {
 
 function zoom(factor, cx, cy) {
   const s = Math.min(Math.max(view.s * factor, .5), 400), f = s / view.s;
-  view.x = (cx - left()) - (cx - left() - view.x) * f;
-  view.y = (cy - top_()) - (cy - top_() - view.y) * f;
+  view.x = (cx - place.left) - (cx - place.left - view.x) * f;
+  view.y = (cy - place.top) - (cy - place.top - view.y) * f;
   view.s = s;
   redraw();
 }
@@ -525,7 +528,7 @@ function toggleLasso() {
   canvas.style.cursor = lassoing ? 'crosshair' : 'grab';
 }
 function home() { view = {s: 1, x: 0, y: 0}; redraw(); }
-const middle = () => [canvas.clientWidth / 2, canvas.clientHeight / 2];
+const middle = () => [place.w / 2, place.h / 2];
 canvas.addEventListener('keydown', e => {
   const step = 60, keys = {
     ArrowLeft: () => view.x += step, ArrowRight: () => view.x -= step,
@@ -601,7 +604,7 @@ lassoButton.onclick = toggleLasso;
 document.getElementById('home').onclick = home;
 document.getElementById('in').onclick = () => zoom(1.5, ...middle());
 document.getElementById('out').onclick = () => zoom(1 / 1.5, ...middle());
-addEventListener('resize', redraw);
+new ResizeObserver(redraw).observe(canvas);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', bringForward);
 
 async function load(which) {

@@ -326,6 +326,27 @@ def test_the_name_of_the_class_at_a_point_is_shown(tab, crowd):
     assert tip.inner_text() == tab.evaluate('names[codes[nearest(...middle(), 1e9)]]')
 
 
+def test_a_point_costs_no_measuring_and_pointing_no_drawing(tab, crowd):
+    open_map(tab, crowd)
+    tab.evaluate("""() => {
+        window.measured = window.cleared = 0;
+        const map = document.getElementById('map'), width = map.clientWidth;
+        Object.defineProperty(map, 'clientWidth', {get: () => { measured++; return width; }});
+        const clear = ctx.clearRect.bind(ctx);
+        ctx.clearRect = (...box) => { cleared++; clear(...box); };
+        draw();
+        nearest(10, 10);
+    }""")
+    assert tab.evaluate('[measured, cleared]') == [1, 1]
+    box = tab.locator('#map').bounding_box()
+    for i in (11, 5):
+        x, y = tab.evaluate(f'[px({i}), py({i})]')
+        tab.mouse.move(box['x'] + x, box['y'] + y)
+        assert tab.locator('#tip').is_visible()
+    hues_of(tab)
+    assert tab.evaluate('cleared') == 1
+
+
 def test_the_list_of_classes_shows_that_it_scrolls(tab, crowd):
     open_map(tab, crowd)
     legend = tab.locator('#legend')

@@ -16,6 +16,7 @@ import html
 import inspect
 import json
 import math
+import re
 import secrets
 import threading
 import warnings
@@ -28,7 +29,7 @@ from fastcore.basics import patch
 from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
     Img, Input, Label, Li, Link, Main, Meta, Nav, Ol, Option, P, Script, Select, Span, Table, Tbody,
-    Td, Th, Thead, Title, Tr, to_xml)
+    Td, Th, Thead, Title, Tr, Wbr, to_xml)
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -240,19 +241,51 @@ button, select, input { font: inherit; }
 input[type=number] { width: 6.5rem; }
 canvas { display: block; width: 100%; border: 1px solid var(--line); border-radius: 6px;
   touch-action: none; }
-canvas:focus-visible { outline: 2px solid var(--link); }
+canvas:focus-visible { outline: 2px solid var(--link); outline-offset: -2px; }
 #map { height: min(68vh, 760px); cursor: grab; }
 @media (max-width: 600px) { #map { height: 100vw; } }
 #W { aspect-ratio: 1; max-width: 640px; touch-action: auto; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem .7rem; font-size: .82rem; margin: .6rem 0;
-  max-height: 9rem; overflow-y: auto; }
-.legend button { border: 0; background: none; padding: .1rem .2rem; cursor: pointer;
-  color: inherit; }
-.legend button[aria-pressed=true] { outline: 2px solid currentColor; border-radius: 4px; }
-.dot { display: inline-block; width: .75rem; height: .75rem; border-radius: 50%;
-  margin-right: .3rem; vertical-align: -1px; }
-table { border-collapse: collapse; display: block; overflow-x: auto; max-width: 100%; }
-td, th { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
+.atlas { display: grid; grid-template-columns: minmax(0, 1fr); gap: .7rem 1.2rem; }
+.frame { position: relative; overflow: hidden; }
+#ring { position: absolute; left: 0; top: 0; width: 15px; height: 15px; margin: -7.5px;
+  pointer-events: none; border: 2px solid CanvasText; outline: 1px solid Canvas; }
+#tip { position: absolute; left: 0; top: 0; max-width: 80%; pointer-events: none;
+  overflow-wrap: anywhere; padding: .1rem .5rem; border-radius: 4px; background: CanvasText;
+  color: Canvas; font-size: .87rem; }
+.legend { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  gap: 0 .5rem; align-content: start; padding: .35rem; max-height: 17.5rem; }
+.legend button { display: flex; align-items: center; gap: .4rem; min-height: 1.75rem; border: 0;
+  background: none; padding: .1rem .25rem; border-radius: 4px; cursor: pointer; color: inherit;
+  font-size: .82rem; line-height: 1.25; text-align: left; overflow-wrap: anywhere; min-width: 0; }
+.legend button:hover { background: var(--soft); }
+.legend button:focus-visible { outline: 2px solid var(--link); outline-offset: -2px; }
+.legend button[aria-pressed=true] { font-weight: 600; box-shadow: inset 0 0 0 1.5px currentColor; }
+.dot { flex: none; width: .75rem; height: .75rem; border-radius: 50%; }
+@media (min-width: 1000px) {
+  .atlas { grid-template-columns: minmax(0, 1fr) 25rem; align-items: start; }
+  .legend { max-height: calc(min(68vh, 760px) - 3rem); }
+}
+.scrolls { --shade: light-dark(#0005, #fff6); overflow-y: auto; border: 1px solid var(--line);
+  border-radius: 6px; background:
+  linear-gradient(Canvas 50%, transparent) top / 100% 2.4rem no-repeat local,
+  linear-gradient(transparent, Canvas 50%) bottom / 100% 2.4rem no-repeat local,
+  linear-gradient(var(--shade), transparent) top / 100% .9rem no-repeat,
+  linear-gradient(transparent, var(--shade)) bottom / 100% .9rem no-repeat;
+  background-clip: padding-box; }
+#kept { flex: 1; }
+.kept { min-height: 2.9rem; }
+#said { margin: .5rem 0; }
+#said:empty { margin: 0; }
+table { border-collapse: collapse; table-layout: fixed; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
+  border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; }
+th { vertical-align: bottom; }
+.number { text-align: right; width: 6.4rem; padding-right: 0; font-variant-numeric: tabular-nums; }
+@media (max-width: 600px) {
+  table { font-size: .87rem; }
+  .number { width: 4.1rem; }
+}
 .note { opacity: .8; }
 .error { color: var(--wrong); }
 kbd { border: 1px solid var(--line); border-radius: 3px; padding: 0 .25rem; font-size: .8em; }
@@ -264,20 +297,31 @@ MAP_SCRIPT = """
 const canvas = document.getElementById('map'), ctx = canvas.getContext('2d');
 const said = document.getElementById('said'), picked = document.getElementById('picked');
 const legend = document.getElementById('legend'), lassoButton = document.getElementById('lasso');
-let xy, codes, names, N = 0, view = {s: 1, x: 0, y: 0}, chosen = -1, lasso = null, lassoing = false;
-let order = [], thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
+const kept = document.getElementById('kept'), release = document.getElementById('release');
+const ring = document.getElementById('ring'), tip = document.getElementById('tip');
+let xy, codes, names = [], N = 0, view = {s: 1, x: 0, y: 0}, lasso = null, lassoing = false;
+let thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
+let members = [];                               // pictures of each class
+let chosen = new Set(), pointed = -1;           // classes kept in front, and the one pointed at
+let front = new Map();                          // class in front -> its hue there
 
 const hue = c => (c * 137.508) % 360;
 const dark = () => matchMedia('(prefers-color-scheme: dark)').matches;
-const color = c => `hsl(${hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
-const side = () => Math.min(canvas.clientWidth, canvas.clientHeight) * .94;
-const left = () => (canvas.clientWidth - side()) / 2;
-const top_ = () => (canvas.clientHeight - side()) / 2;
-const px = i => left() + view.x + xy[2 * i] * side() * view.s;
-const py = i => top_() + view.y + (1 - xy[2 * i + 1]) * side() * view.s;
+const grey = () => dark() ? '#4a4a4a' : '#c4c4c4';
+const inFront = c => !front.size || front.has(c);
+const color = c => !inFront(c) ? grey() :
+  `hsl(${front.get(c) ?? hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
+const called = c => names[c] || 'no folder';
+let place = {w: 0, h: 0, side: 0, left: 0, top: 0};     // of the map on the canvas, in pixels
+function measure() {
+  const w = canvas.clientWidth, h = canvas.clientHeight, side = Math.min(w, h) * .94;
+  place = {w, h, side, left: (w - side) / 2, top: (h - side) / 2};
+}
+const px = i => place.left + view.x + xy[2 * i] * place.side * view.s;
+const py = i => place.top + view.y + (1 - xy[2 * i + 1]) * place.side * view.s;
 
 function visible() {
-  const w = canvas.clientWidth, h = canvas.clientHeight, found = [];
+  const {w, h} = place, found = [];
   for (let i = 0; i < N; i++) {
     const x = px(i), y = py(i);
     if (x > -30 && y > -30 && x < w + 30 && y < h + 30) found.push(i);
@@ -286,33 +330,26 @@ function visible() {
 }
 
 function draw() {
-  const ratio = devicePixelRatio || 1, w = canvas.clientWidth, h = canvas.clientHeight;
+  measure();
+  const ratio = devicePixelRatio || 1, {w, h} = place;
   if (canvas.width !== Math.round(w * ratio)) canvas.width = Math.round(w * ratio);
   if (canvas.height !== Math.round(h * ratio)) canvas.height = Math.round(h * ratio);
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
   ctx.clearRect(0, 0, w, h);
   const size = N > 20000 ? 2 : N > 3000 ? 3 : 5;
-  let last = -1;
-  for (const i of order) {
-    const x = px(i), y = py(i);
-    if (x < -9 || y < -9 || x > w + 9 || y > h + 9) continue;
-    if (codes[i] !== last) {
-      last = codes[i];
-      ctx.fillStyle = color(last);
-      ctx.globalAlpha = chosen < 0 || chosen === last ? .85 : .08;
-    }
-    ctx.fillRect(x - size / 2, y - size / 2, size, size);
-  }
+  const classes = [...names.keys()];
+  ctx.globalAlpha = .85;
+  if (front.size) drawClasses(classes.filter(c => !inFront(c)), size);
+  drawClasses(front.size ? [...front.keys()] : classes, front.size ? size + 2 : size);
   ctx.globalAlpha = 1;
   if (view.s > 2) {
     const near = visible();
-    if (near.length <= 160) for (const i of near) drawThumb(i);
+    if (near.length <= 160) {
+      near.sort((i, j) => inFront(codes[i]) - inFront(codes[j]));
+      near.forEach(drawThumb);
+    }
   }
-  if (hover >= 0) {
-    ctx.strokeStyle = dark() ? '#fff' : '#000';
-    ctx.lineWidth = 2;
-    ctx.strokeRect(px(hover) - 7, py(hover) - 7, 14, 14);
-  }
+  mark();
   if (lasso && lasso.length > 1) {
     ctx.strokeStyle = dark() ? '#fff' : '#000';
     ctx.setLineDash([5, 4]);
@@ -322,6 +359,37 @@ function draw() {
     ctx.stroke();
     ctx.setLineDash([]);
   }
+}
+
+function drawClasses(classes, size) {
+  const {w, h} = place;
+  for (const c of classes) {
+    ctx.fillStyle = color(c);
+    for (const i of members[c]) {
+      const x = px(i), y = py(i);
+      if (x > -9 && y > -9 && x < w + 9 && y < h + 9) {
+        ctx.fillRect(x - size / 2, y - size / 2, size, size);
+      }
+    }
+  }
+}
+
+function mark() {
+  const {w, h} = place;
+  const x = hover < 0 ? -1 : px(hover), y = hover < 0 ? -1 : py(hover);
+  ring.hidden = tip.hidden = x < 0 || y < 0 || x > w || y > h;
+  if (ring.hidden) return;
+  ring.style.transform = `translate(${x}px, ${y}px)`;
+  const name = called(codes[hover]);
+  if (tip.textContent !== name) tip.textContent = name;
+  const left = Math.max(4, Math.min(x + 12, w - tip.offsetWidth - 4));
+  const below = y < tip.offsetHeight + 16;
+  tip.style.transform = `translate(${left}px, ${below ? y + 12 : y - tip.offsetHeight - 12}px)`;
+}
+
+function point(i) {
+  hover = i;
+  mark();
 }
 
 let waiting = false;
@@ -342,27 +410,33 @@ function drawThumb(i) {
   }
   if (!img.complete || !img.naturalWidth) return;
   const w = 44, x = px(i) - w / 2, y = py(i) - w / 2;
+  ctx.globalAlpha = inFront(codes[i]) ? 1 : .35;
   ctx.drawImage(img, x, y, w, w);
   ctx.strokeStyle = color(codes[i]);
   ctx.lineWidth = 2;
   ctx.strokeRect(x, y, w, w);
+  ctx.globalAlpha = 1;
 }
 
 function zoom(factor, cx, cy) {
   const s = Math.min(Math.max(view.s * factor, .5), 400), f = s / view.s;
-  view.x = (cx - left()) - (cx - left() - view.x) * f;
-  view.y = (cy - top_()) - (cy - top_() - view.y) * f;
+  view.x = (cx - place.left) - (cx - place.left - view.x) * f;
+  view.y = (cy - place.top) - (cy - place.top - view.y) * f;
   view.s = s;
   redraw();
 }
 
-function nearest(x, y, within = 16) {
+function closest(classes, x, y, within) {
   let best = -1, d = within * within;
-  for (let i = 0; i < N; i++) {
+  for (const c of classes) for (const i of members[c]) {
     const e = (px(i) - x) ** 2 + (py(i) - y) ** 2;
     if (e < d) { d = e; best = i; }
   }
   return best;
+}
+function nearest(x, y, within = 16) {
+  const found = closest(front.keys(), x, y, within);
+  return found >= 0 ? found : closest(names.keys(), x, y, within);
 }
 
 function inside(x, y, polygon) {
@@ -381,7 +455,7 @@ function showPicked(found) {
   for (const i of found) counts.set(codes[i], (counts.get(codes[i]) || 0) + 1);
   const most = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6);
   said.textContent = `${found.length} pictures: ` +
-    most.map(([c, n]) => `${names[c] || 'no folder'} ${n}`).join(', ') +
+    most.map(([c, n]) => `${called(c)} ${n}`).join(', ') +
     (counts.size > 6 ? ` and ${counts.size - 6} more classes` : '');
   for (const i of found.slice(0, 60)) {
     const a = document.createElement('a'), img = new Image(56, 56);
@@ -406,12 +480,7 @@ canvas.addEventListener('pointerdown', e => {
 canvas.addEventListener('pointermove', e => {
   const [x, y] = at(e);
   if (!pointers.has(e.pointerId)) {
-    const found = nearest(x, y);
-    if (found !== hover) {
-      hover = found;
-      canvas.title = found < 0 ? '' : names[codes[found]] || `picture ${found}`;
-      redraw();
-    }
+    point(nearest(x, y));
     return;
   }
   const [x0, y0] = pointers.get(e.pointerId);
@@ -436,7 +505,7 @@ function lift(e) {
     const area = lasso, found = [];
     lasso = null;
     if (area.length > 3) for (let i = 0; i < N; i++) {
-      if (inside(px(i), py(i), area) && (chosen < 0 || codes[i] === chosen)) found.push(i);
+      if (inFront(codes[i]) && inside(px(i), py(i), area)) found.push(i);
     }
     showPicked(found);
     redraw();
@@ -447,6 +516,7 @@ function lift(e) {
 }
 canvas.addEventListener('pointerup', lift);
 canvas.addEventListener('pointercancel', lift);
+canvas.addEventListener('pointerleave', () => point(-1));
 canvas.addEventListener('wheel', e => {
   e.preventDefault();
   zoom(Math.exp(-e.deltaY * .0016), ...at(e));
@@ -458,27 +528,84 @@ function toggleLasso() {
   canvas.style.cursor = lassoing ? 'crosshair' : 'grab';
 }
 function home() { view = {s: 1, x: 0, y: 0}; redraw(); }
-const middle = () => [canvas.clientWidth / 2, canvas.clientHeight / 2];
+const middle = () => [place.w / 2, place.h / 2];
 canvas.addEventListener('keydown', e => {
   const step = 60, keys = {
     ArrowLeft: () => view.x += step, ArrowRight: () => view.x -= step,
     ArrowUp: () => view.y += step, ArrowDown: () => view.y -= step,
     '+': () => zoom(1.4, ...middle()), '=': () => zoom(1.4, ...middle()),
     '-': () => zoom(1 / 1.4, ...middle()), 0: home, l: toggleLasso,
-    Escape: () => { lasso = null; chosen = -1; picked.replaceChildren(); said.textContent = ''; },
+    Escape: () => { lasso = null; picked.replaceChildren(); said.textContent = ''; showAll(); },
     Enter: () => { const i = nearest(...middle(), 1e9); if (i >= 0) location.href = `/item/${i}`; },
   };
   if (!keys[e.key]) return;
   e.preventDefault();
   keys[e.key]();
+  point(/^Arrow|^[-+=0]$/.test(e.key) ? nearest(...middle(), 1e9) : -1);
   redraw();
 });
+
+const apart = (a, b) => Math.min(Math.abs(a - b), 360 - Math.abs(a - b));
+const freeHues = [210, 28, 320, 140, 265, 55, 0, 180];
+function bringForward() {
+  front = new Map();
+  for (const c of pointed < 0 ? chosen : new Set([...chosen, pointed])) {
+    const taken = [...front.values()], room = h => Math.min(360, ...taken.map(t => apart(h, t)));
+    const own = hue(c);
+    front.set(c, room(own) >= 45 ? own : freeHues.reduce((a, b) => room(b) > room(a) ? b : a));
+  }
+  [...legend.children].forEach((button, c) => {
+    button.setAttribute('aria-pressed', chosen.has(c));
+    button.firstChild.style.background = color(c);
+  });
+  kept.textContent = !chosen.size ? kept.dataset.hint :
+    `${chosen.size} of ${names.length} classes kept in front`;
+  release.hidden = !chosen.size;
+  redraw();
+}
+function pointAtClass(c) {
+  if (c === pointed) return;
+  pointed = c;
+  bringForward();
+}
+function showAll() {
+  chosen.clear();
+  pointed = -1;
+  bringForward();
+}
+const classOf = e => [...legend.children].indexOf(e.target.closest('button'));
+legend.addEventListener('pointerover', e => {
+  if (e.pointerType !== 'touch' && classOf(e) >= 0) pointAtClass(classOf(e));
+});
+legend.addEventListener('pointerleave', () => pointAtClass(-1));
+legend.addEventListener('focusin', e => {       // Tab leads to one of them, arrows to the others
+  for (const button of legend.children) button.tabIndex = button === e.target ? 0 : -1;
+  if (e.target.matches(':focus-visible')) pointAtClass(classOf(e));
+});
+legend.addEventListener('focusout', () => pointAtClass(-1));
+legend.addEventListener('click', e => {
+  const c = classOf(e);
+  if (c < 0) return;
+  if (!chosen.delete(c)) chosen.add(c);
+  pointed = -1;
+  bringForward();
+});
+legend.addEventListener('keydown', e => {
+  const steps = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1};
+  if (e.key === 'Escape') showAll();
+  else if (steps[e.key]) {
+    const next = legend.children[classOf(e) + steps[e.key]];
+    e.preventDefault();
+    if (next) next.focus();
+  }
+});
+release.onclick = () => { showAll(); canvas.focus(); };
 lassoButton.onclick = toggleLasso;
 document.getElementById('home').onclick = home;
 document.getElementById('in').onclick = () => zoom(1.5, ...middle());
 document.getElementById('out').onclick = () => zoom(1 / 1.5, ...middle());
-addEventListener('resize', redraw);
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+new ResizeObserver(redraw).observe(canvas);
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', bringForward);
 
 async function load(which) {
   const facts = await (await fetch(`/map.json?of=${which}`)).json();
@@ -487,22 +614,23 @@ async function load(which) {
   names = facts.names;
   xy = new Float32Array(raw, 0, 2 * N);
   codes = new Int32Array(raw, 8 * N, N);
-  order = [...Array(N).keys()].sort((a, b) => codes[a] - codes[b]);
-  if (!legend.childElementCount) names.forEach((name, c) => {
+  members = names.map(() => []);
+  codes.forEach((c, i) => members[c].push(i));
+  if (!legend.childElementCount) names.forEach((_, c) => {
     const button = document.createElement('button'), dot = document.createElement('span');
+    const name = document.createElement('span');
     dot.className = 'dot';
-    dot.style.background = color(c);
-    button.append(dot, name || 'no folder');
-    button.setAttribute('aria-pressed', false);
-    button.onclick = () => {
-      chosen = chosen === c ? -1 : c;
-      [...legend.children].forEach((b, j) => b.setAttribute('aria-pressed', j === chosen));
-      redraw();
-    };
+    button.tabIndex = c ? -1 : 0;
+    for (const part of called(c).split(/(?<=[._/-])/)) {
+      name.append(part, document.createElement('wbr'));
+    }
+    button.append(dot, name);
     legend.append(button);
   });
+  hover = -1;
+  draw();
+  bringForward();
   canvas.dataset.ready = which;
-  redraw();
 }
 const which = document.getElementById('which');
 if (which) which.onchange = () => load(which.value);
@@ -751,16 +879,24 @@ def map(self:Pages, request):
         Button('−', id='out', aria_label='zoom out'), Button('whole', id='home'),
         Button('lasso', id='lasso', aria_pressed='false'), *choice,
         cls='bar')
+    drawn = Canvas(id='map', tabindex='0', role='img',
+                   aria_label='map of the embedding; the lists of the other pages show the same '
+                              'pictures')
+    hint = 'Point at a class to bring it forward; click or tap to keep it there.'
     return self.page(
         f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', *self.noted, tools,
-        Canvas(id='map', tabindex='0', role='img',
-               aria_label='map of the embedding; the lists of the other pages show the same '
-                          'pictures'),
-        P(id='said', role='status'), Div(id='picked', cls='grid'),
-        Div(id='legend', cls='legend', aria_label='classes'),
+        Div(Div(Div(drawn, Span(id='ring', hidden=True), Span(id='tip', role='status', hidden=True),
+                    cls='frame'),
+                P(id='said', role='status'), Div(id='picked', cls='grid')),
+            Div(Div(Span(hint, id='kept', role='status', data_hint=hint),
+                    Button('show all', id='release', hidden=True), cls='bar kept'),
+                Div(id='legend', cls='legend scrolls', role='toolbar',
+                    aria_label='classes')),
+            cls='atlas'),
         P('Drag, or arrow keys; wheel, pinch, or ', Span('+ −'), '; lasso with its button, ',
-          Span('l'), ' or Shift and drag; click a point for its neighbours. Two directions of '
-          f'{seen.z.shape[1]} are shown, those in which embeddings differ most.', cls='note'),
+          Span('l'), ' or Shift and drag; click a point for its neighbours; Escape shows all '
+          f'classes again. Two directions of {seen.z.shape[1]} are shown, those in which '
+          'embeddings differ most.', cls='note'),
         script='/map.js')
 
 
@@ -869,6 +1005,24 @@ def doubted(self:Pages, request):
         'the labels, or of the embedding.')
 
 # %% ../nbs/64_browse.ipynb #9e10e9cc
+def table_of(
+    names:list, # heads of the columns of class names
+    numbers:list, # heads of the columns of numbers
+    rows:list, # of (class names, numbers)
+):
+    "A table that is never wider than its place."
+    def name(text):
+        parts = re.split(r'(?<=[._/-])', str(text) or 'no folder')
+        return Td(*[piece for part in parts for piece in (part, Wbr())][:-1])
+
+    def row(texts, values):
+        return Tr(*[name(text) for text in texts],
+                  *[Td(f'{value}', cls='number') for value in values])
+
+    heads = [Th(text) for text in names] + [Th(text, cls='number') for text in numbers]
+    return Table(Thead(Tr(*heads)), Tbody(*[row(*each) for each in rows]))
+
+
 @patch
 def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
@@ -876,18 +1030,17 @@ def classes(self:Pages, request):
         return self.waiting('Confused classes', '/classes', study)
     of_class = study.report.per_class('map@r')
     pairs = study.report.confusions(top=30)
-    columns = ['class', 'taken_for', 'queries', 'share']
-    confused = [Tr(Td(str(seen.names[row['class']])), Td(str(seen.names[row['taken_for']])),
-                   Td(str(row['queries'])), Td(f"{row['share']:.2f}")) for row in pairs]
-    found = [Tr(Td(str(seen.names[row['class']]) or 'no folder'), Td(str(row['queries'])),
-                Td(f"{100 * row['recall@1']:.1f}"), Td(f"{100 * row['map@r']:.1f}"))
+    confused = [([seen.names[row['class']], seen.names[row['taken_for']]],
+                 [row['queries'], f"{row['share']:.2f}"]) for row in pairs]
+    found = [([seen.names[row['class']]],
+              [row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"])
              for row in of_class[:200]]
-    heads = [Tr(*[Th(name.replace('_', ' ')) for name in columns]),
-             Tr(Th('class'), Th('pictures'), Th('R@1, %'), Th('MAP@R, %'))]
     return self.page(
         'Confused classes', '/classes', Div(
-            Div(H2('Which is taken for which'), Table(Thead(heads[0]), Tbody(*confused))),
-            Div(H2('Least found classes first'), Table(Thead(heads[1]), Tbody(*found))),
+            Div(H2('Which is taken for which'),
+                table_of(['class', 'taken for'], ['queries', 'share'], confused)),
+            Div(H2('Least found classes first'),
+                table_of(['class'], ['pictures', 'R@1, %', 'MAP@R, %'], found)),
             cls='two'))
 
 

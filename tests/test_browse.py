@@ -1,6 +1,8 @@
 """The pages of `dml browse` in a real browser, as a person uses them.
 
 They need Chromium or Chrome and playwright; without them they are skipped."""
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -48,17 +50,45 @@ def folders(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope='module')
-def address(folders):
+@contextlib.contextmanager
+def served(*words):
     "The command as a user gives it; Ctrl-C must end it in peace"
     program = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
-    words = ['browse', str(folders/'good'), '--other', str(folders/'bad'), '--port', '0']
-    running = subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True)
+    running = subprocess.Popen([*program, 'browse', *map(str, words), '--port', '0'],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield running.stdout.readline().split()[0]
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=against_hanging)
     assert 'Traceback' not in errors and running.returncode in (0, 130)
+
+
+@pytest.fixture(scope='module')
+def address(folders):
+    with served(folders/'good', '--other', folders/'bad') as at:
+        yield at
+
+
+@pytest.fixture(scope='module')
+def crowd(tmp_path_factory):
+    "120 pictures in 30 classes of long names, each class taken for the next one"
+    root = tmp_path_factory.mktemp('crowd')
+    names = [f'{i:03}.Yellow_headed_Blackbird of the {"Plains" * (1 + i % 4)}' for i in range(30)]
+    labels = np.arange(120) % 30
+    angles = 2 * np.pi * (labels + 1.4 * (np.arange(120) // 30 == 3)) / 30
+    known = []
+    for i, (label, angle) in enumerate(zip(labels, angles)):
+        path = root/'pictures'/names[label]/f'IMG_20230514_1422{i:02}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (24, 18), (8 * int(label), 2 * i, 90)).save(path)
+        known.append(dict(path=f'{path.parent.name}/{path.name}', label=names[label]))
+    index = EmbeddingIndex(3)
+    z = np.stack([np.cos(angles), np.sin(angles), .2 + .001 * np.arange(120)], 1)
+    index.add(torch.tensor(z).float(), metadata=known)
+    index.save(root/'out'/'index')
+    facts = dict(root=str(root/'pictures'))
+    (root/'out'/'search.json').write_text(json.dumps(facts), encoding='utf-8')
+    with served(root/'out') as at:
+        yield at
 
 
 def status(url):
@@ -212,6 +242,131 @@ def test_lasso_and_zoom(tab, address):
     assert tab.locator('#picked a').count() == 0
 
 
+def open_map(tab, address):
+    tab.goto(address)
+    tab.wait_for_selector('#map[data-ready=this]')
+
+
+def hues_of(tab):
+    "The colours on the map, of which each class has one, in steps of ten degrees; grey is none"
+    return set(tab.evaluate("""async () => {
+        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+        const map = document.getElementById('map'), found = new Map();
+        const data = map.getContext('2d').getImageData(0, 0, map.width, map.height).data;
+        for (let i = 0; i < data.length; i += 4) {
+            const [r, g, b] = data.slice(i, i + 3), high = Math.max(r, g, b);
+            const range = high - Math.min(r, g, b);
+            if (data[i + 3] < 128 || range < 60) continue;
+            const sixth = high === r ? (g - b) / range : high === g ? 2 + (b - r) / range
+                : 4 + (r - g) / range;
+            const hue = Math.round((sixth * 60 + 360) / 10) % 36 * 10;
+            found.set(hue, (found.get(hue) || 0) + 1);
+        }
+        return [...found].filter(([, count]) => count > 8).map(([hue]) => hue);
+    }"""))
+
+
+def test_a_class_comes_forward(tab, crowd):
+    open_map(tab, crowd)
+    classes, kept = tab.locator('#legend button'), tab.locator('#legend [aria-pressed=true]')
+    assert classes.count() == 30 and len(hues_of(tab)) > 12
+    classes.nth(3).hover()
+    assert hues_of(tab) == {50} and kept.count() == 0       # 3 × 137.508° is 53° and a whole turn
+    tab.mouse.move(1, 1)
+    assert len(hues_of(tab)) > 12
+    classes.nth(3).click()
+    classes.nth(24).click()                                 # 60° by itself
+    tab.mouse.move(1, 1)
+    shown = hues_of(tab)
+    assert len(shown) == 2 and 50 in shown and max(shown) - min(shown) >= 45
+    assert kept.count() == 2
+    assert tab.locator('#kept').inner_text() == '2 of 30 classes kept in front'
+    classes.nth(24).click()
+    tab.mouse.move(1, 1)
+    assert hues_of(tab) == {50} and kept.count() == 1
+    tab.click('#release')
+    assert len(hues_of(tab)) > 12 and kept.count() == 0
+
+
+def test_a_class_comes_forward_by_keys(tab, crowd):
+    open_map(tab, crowd)
+    tab.focus('#map')
+    tab.keyboard.press('Tab')
+    assert hues_of(tab) == {0}
+    for _ in range(3):
+        tab.keyboard.press('ArrowRight')
+    assert hues_of(tab) == {50}
+    tab.keyboard.press('Space')
+    tab.keyboard.press('Shift+Tab')
+    assert hues_of(tab) == {50}
+    tab.focus('#map')
+    tab.keyboard.press('Escape')
+    assert len(hues_of(tab)) > 12
+    assert tab.locator('#legend [aria-pressed=true]').count() == 0
+
+
+def test_the_name_of_the_class_at_a_point_is_shown(tab, crowd):
+    open_map(tab, crowd)
+    box = tab.locator('#map').bounding_box()
+    name = tab.evaluate('names[codes[11]]')
+    x, y = tab.evaluate('[px(11), py(11)]')
+    tab.mouse.move(box['x'] + x + 1, box['y'] + y + 1)
+    tip, ring = tab.locator('#tip'), tab.locator('#ring').bounding_box()
+    assert tip.inner_text() == name
+    assert abs(ring['x'] + ring['width'] / 2 - box['x'] - x) < 3
+    assert abs(ring['y'] + ring['height'] / 2 - box['y'] - y) < 3
+    inside = tip.bounding_box()
+    assert box['x'] <= inside['x'] and box['y'] <= inside['y']
+    assert inside['x'] + inside['width'] <= box['x'] + box['width']
+    assert inside['y'] + inside['height'] <= box['y'] + box['height']
+    tab.mouse.move(box['x'] + x, box['y'] - 9)
+    assert not tip.is_visible()
+    tab.focus('#map')
+    tab.keyboard.press('+')
+    assert tip.inner_text() == tab.evaluate('names[codes[nearest(...middle(), 1e9)]]')
+
+
+def test_a_point_costs_no_measuring_and_pointing_no_drawing(tab, crowd):
+    open_map(tab, crowd)
+    tab.evaluate("""() => {
+        window.measured = window.cleared = 0;
+        const map = document.getElementById('map'), width = map.clientWidth;
+        Object.defineProperty(map, 'clientWidth', {get: () => { measured++; return width; }});
+        const clear = ctx.clearRect.bind(ctx);
+        ctx.clearRect = (...box) => { cleared++; clear(...box); };
+        draw();
+        nearest(10, 10);
+    }""")
+    assert tab.evaluate('[measured, cleared]') == [1, 1]
+    box = tab.locator('#map').bounding_box()
+    for i in (11, 5):
+        x, y = tab.evaluate(f'[px({i}), py({i})]')
+        tab.mouse.move(box['x'] + x, box['y'] + y)
+        assert tab.locator('#tip').is_visible()
+    hues_of(tab)
+    assert tab.evaluate('cleared') == 1
+
+
+def test_the_list_of_classes_shows_that_it_scrolls(tab, crowd):
+    open_map(tab, crowd)
+    legend = tab.locator('#legend')
+    legend.scroll_into_view_if_needed()
+    wide, place, height, inner = legend.evaluate(
+        'box => [box.scrollWidth, box.clientWidth, box.scrollHeight, box.clientHeight]')
+    assert wide <= place and height > inner
+
+    def edges():
+        "Brightness of the padding at the upper edge, in the middle and at the lower edge"
+        picture = Image.open(io.BytesIO(legend.screenshot())).convert('L')
+        return [picture.getpixel((4, y)) for y in (3, picture.height // 2, picture.height - 4)]
+
+    top, middle, bottom = edges()
+    assert abs(top - middle) < 4 and abs(bottom - middle) > 15
+    legend.evaluate('box => box.scrollTo(0, box.scrollHeight)')
+    top, middle, bottom = edges()
+    assert abs(top - middle) > 15 and abs(bottom - middle) < 4
+
+
 def settled(tab, url):
     "A page that computes loads itself again until it is done"
     tab.goto(url)
@@ -230,6 +385,19 @@ def test_mistakes(tab, address):
     tab.goto(f'{address}/nowhere')
     tab.click('text=back to the map')
     tab.wait_for_selector('#map[data-ready=this]')
+
+
+def test_every_number_of_a_table_is_seen(tab, crowd):
+    settled(tab, f'{crowd}/classes')
+    counts = tab.locator('table').evaluate_all('all => all.map(one => one.rows.length)')
+    assert counts[0] > 5 and counts[1] == 31
+    hidden = tab.locator('td, th').evaluate_all("""cells => cells.filter(cell => {
+        const box = cell.getBoundingClientRect(), table = cell.closest('table');
+        return box.left < 0 || box.right > innerWidth || cell.scrollWidth > cell.clientWidth
+            || table.scrollWidth > table.clientWidth + 1;
+    }).map(cell => cell.innerText)""")
+    assert hidden == []
+    assert '000.Yellow_headed_Blackbird of the Plains' in tab.locator('table').nth(1).inner_text()
 
 
 def test_weights_follow_the_settings(tab, address):

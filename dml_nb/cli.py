@@ -538,8 +538,8 @@ def stopped_training(
 @app.command()
 def train(
     data:Annotated[str, typer.Argument(
-        help='A folder with a folder of pictures for each class; a .csv, .zip or features:FILE; '
-             'or a name such as omniglot.')],
+        help='A folder with a folder of pictures for each class; a .zip of such folders; a .csv '
+             'with the columns file and label; features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
@@ -557,6 +557,9 @@ def train(
     grey:Annotated[bool, typer.Option(
         '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
                        'and not mirrored.')] = False,
+    depth:Annotated[int, typer.Option(
+        min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in '
+                    'those, as photos/GROUP/CLASS.')] = 1,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -591,7 +594,7 @@ def train(
         check_body(body)
         make_loss = loss_maker(loss, options)
         say_reading(data)
-        images = load_pictures(data, size, mode='L' if grey else None)
+        images = load_pictures(data, size, mode='L' if grey else None, depth=depth)
         try:
             with progress_bar('epochs', stderr=json_) as bar, quiet:
                 record = train_embedder(
@@ -626,12 +629,14 @@ def pictures_for(
     embedder, # `Embedder`
     data:str,
 ): # `ImageSet`
-    "Pictures of the size and colours that the embedder takes."
+    "Pictures of the size and colours that the embedder takes, of classes as in its training."
+    from dml_nb.data import options_of
     from dml_nb.everyday import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
+    depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
     say_reading(data)
-    return load_pictures(data, embedder.size, embedder.fit, mode)
+    return load_pictures(data, embedder.size, embedder.fit, mode, depth)
 
 
 def embedded(
@@ -709,7 +714,10 @@ def evaluate(
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        table = plain_table(title=f'{images.name}, {part}: {len(images):,} pictures')
+        known = len(set(images.labels.tolist()) - {-1})
+        console.print(f'{images.name}, {part}: {len(images):,} pictures of {known:,} classes',
+                      style='italic', highlight=False, markup=False, soft_wrap=True)
+        table = plain_table()
         for name in ('measure', '%', '95 % interval'):
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():

@@ -329,7 +329,7 @@ def train_words(drawings, out, *more):
 
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
-             '--dim 7 --size 20 --grey --epochs 6 --patience 2 --classes 5 --per-class 3 '
+             '--dim 7 --size 20 --grey --depth 3 --epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
     'evaluate': 'model photos --part held-out --classes 2 --json',
     'embed': 'model photos --out new/z.npz --json',
@@ -394,7 +394,8 @@ def shades():
 def model(tmp_path):
     "Of grey pictures that are higher than wide and are padded: nothing as by default"
     made = create_embedder('small_convnet', 4, 1, (8, 12), seed=0, fit='pad')
-    save_embedder(made, tmp_path/'model')
+    save_embedder(made, tmp_path/'model', depth=3)
+    (tmp_path/'photos').mkdir()
     return made
 
 
@@ -406,7 +407,7 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
     assert json.loads(pressed('train').stdout) == record
-    assert reading == dict(data='digits', size=20, mode='L')
+    assert reading == dict(data='digits', size=20, mode='L', depth=3)
     loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
@@ -426,25 +427,26 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
     reading = arriving(everyday, 'load_pictures', shades)
     asking = arriving(everyday, 'held_back_of', judges)
     found = json.loads(pressed('evaluate').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
     text = pressed('evaluate', '--json').stdout
-    assert 'shades, held-out: 18 pictures' in text
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
 
 
 @pytest.mark.parametrize('part, pictures', [('train', 12), ('rest', 12), ('all', 24)])
 def test_a_part_to_measure_on(part, pictures, dml, arriving, shades, model, tmp_path):
     arriving(everyday, 'load_pictures', shades)
-    found = json.loads(dml('evaluate', tmp_path/'model', 'photos', '--part', part, '--json').stdout)
+    words = [tmp_path/'model', tmp_path/'photos', '--part', part, '--json']
+    found = json.loads(dml('evaluate', *words).stdout)
     assert (found['part'], found['pictures']) == (part, pictures)
 
 
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     found = json.loads(pressed('embed').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
     assert np.array_equal(written['features'], model.embed(shades, progress=False).numpy())
@@ -453,7 +455,6 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
-    (tmp_path/'photos').mkdir()
     answer = dict(root='photos', pictures=9, skipped={'x.png': 'x.png is none'})
     making = arriving(everyday, 'index_folder', answer)
     run = pressed('index')
@@ -680,3 +681,29 @@ def test_pictures_are_brought_to_size_as_the_model_was_made_for(fit, drawings, t
     pictures = everyday.load_pictures(drawings, (16, 16), fit, 'L')
     wanted = model.embed(pictures, progress=False).numpy()
     assert np.array_equal(np.load(tmp_path/'z.npz')['features'], wanted)
+
+
+def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
+    photos = tmp_path/'photos'
+    for i in range(48):
+        place = photos/f'group {i % 2}'/f'class {i % 8}'/('old' if i % 3 else 'new')
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new('L', (16, 16), 30 * (i % 8) + i % 7).save(place/f'{i}.png')
+    classes = {f'group {i % 2}/class {i}' for i in range(8)}
+    words = train_words(photos, tmp_path/'model', '--epochs', 1)
+    assert ' 6 classes train ' in dml(*words, '--depth', 2).stdout
+    assert is_one_line(dml(*words[:-2], '--epochs', 1, '--depth', 1), 'depth 2 there, 1 now')
+    measured = dml('evaluate', tmp_path/'model', photos)
+    assert 'photos, all: 48 pictures of 8 classes' in measured.stdout
+    assert 'see --part held-out' in measured.stderr
+    assert dml('embed', tmp_path/'model', photos, '--out', tmp_path/'z.npz').returncode == 0
+    assert set(np.load(tmp_path/'z.npz')['labels'].tolist()) == classes
+    assert dml('index', tmp_path/'model', photos, '--out', tmp_path/'index').returncode == 0
+    assert set(pages.Collection(tmp_path/'index').names) == classes
+    on_vectors = dml('evaluate', tmp_path/'model', f"features:{tmp_path/'z.npz'}")
+    assert 'depth' not in on_vectors.stderr
+
+
+def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):
+    run = dml('train', 'digits', '--depth', 2, '--out', tmp_path)
+    assert is_one_line(run, 'depth: an option of digits is wanted')

@@ -161,8 +161,8 @@ def check_names(
     unknown = [name for name in names if name not in known]
     if unknown:
         near = ''.join(f'; is {name} meant?' for name in get_close_matches(unknown[0], known, 1))
-        fail(f'{option}: names among {", ".join(known)} are wanted, {", ".join(unknown)} was given'
-             f'{near}')
+        fail(f'{option}: {", ".join(unknown)} was given{near or "."} Wanted are names among '
+             f'{", ".join(known)}')
 
 
 def check_losses(

@@ -152,7 +152,8 @@ def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
 
 
 mistakes = {
-    'loss': (['--losses', 'tripet'], 'names among contrastive, binomial', 'tripet was given'),
+    'loss': (['--losses', 'tripet'],
+             'dml: --losses: tripet was given; is triplet meant? Wanted are names among contrastive'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
 }
@@ -240,7 +241,7 @@ wrong = {
     'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
     'setting': (['--set', 'gamma=3'], '--set: ', 'alpha=2', 'epsilon=', 'gamma=3 was given'),
     'value': (['--set', 'alpha=two'], '--set: ', 'alpha=two was given', 'above 0'),
-    'name': (['--loss', 'circel'], 'circel was given; is circle meant?'),
+    'name': (['--loss', 'circel'], 'dml: --loss: circel was given; is circle meant? Wanted are'),
     'body': (['--body', 'resnet17'], "'resnet17' was given; like it are resnet1", 'embedding.html'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
     'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),

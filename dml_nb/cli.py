@@ -329,6 +329,8 @@ def compare(
     and the untrained network answer them too: only what lies above both was learned. The table
     shows means and 95 % intervals over seeds.
 
+    What cannot be read is left out and named.
+
     Writes results.json and report.html into the folder given by --out, replacing files of these two
     names and no others. Finished runs are kept there in runs/ and used again when all that decides
     their numbers is the same, so a job that was stopped goes on where it was."""
@@ -338,10 +340,14 @@ def compare(
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
-        if size is not None and 'size' not in options_of(data):
+        taken = options_of(data)
+        if size is not None and 'size' not in taken:
             fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
                  f'{size} was given')
-        images = load_data(data, **({} if size is None else dict(size=size)))
+        options = {} if size is None else dict(size=size)
+        if 'on_error' in taken:
+            options['on_error'] = 'skip'                    # as `dml train`; warns and names one
+        images = load_data(data, **options)
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             threads=threads)

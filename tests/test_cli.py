@@ -265,8 +265,12 @@ def test_folder_of_pictures(tmp_path, dml):
     options = [*small[:-1], '--turn', '--seeds', 1]         # what is turned must be square
     options += ['--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out']
     assert is_one_line(dml(*options), 'square')
+    (tmp_path/'data'/'<2>'/'broken.png').write_bytes(b'no picture')
+    (tmp_path/'data'/'later').mkdir()
     run = dml(*options, '--size', 16)
     assert run.returncode == 0, run.stderr
+    empty, broken = run.stderr.splitlines()
+    assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4
 
 
@@ -276,7 +280,9 @@ def test_broken_image_is_named(tmp_path, dml):
         for i in range(5):
             (tmp_path/'data'/name/f'{i}.png').write_bytes(b'no picture')
     run = dml(*small, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out')
-    assert is_one_line(run, '.png') and not (tmp_path/'out'/'results.json').exists()
+    assert run.returncode == 2 and not (tmp_path/'out'/'results.json').exists()
+    broken, none_left = run.stderr.splitlines()
+    assert '.png' in broken and 'a picture of each class is wanted' in none_left
 
 
 @pytest.mark.parametrize('content', ['{"half": ', '[]', '{}', '{"recipe": {}}'])
@@ -512,7 +518,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     monkeypatch.setattr(experiment, 'run_all', run_all)
     assert is_one_line(pressed('compare', '--fresh'), 'fresh is False', 'folder is out/runs')
     assert is_one_line(pressed('compare'), 'fresh is True')
-    assert reading == dict(name_or_path='folder:photos', options={'size': 9})
+    options = {'size': 9, 'on_error': 'skip'}
+    assert reading == dict(name_or_path='folder:photos', options=options)
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
         assert recipe.size == 9 and recipe.turned == (recipe.split == 'class')

@@ -177,14 +177,35 @@ def check_losses(
         own_entry(name)
 
 
-def check_folder(
-    data:str, # as the option of `compare`
+def check_data(
+    data:str, # as `load_data` takes it
+    option:str='data', # that it was given to
 ):
-    "Fails in one line for a folder of images that is not there."
-    kind, _, path = data.partition(':')
-    if kind == 'folder' and not (path and Path(path).expanduser().is_dir()):
-        fail(f'--data: a folder with one folder of images per class is wanted, {data} was given, '
-             'and there is no such folder')
+    "Fails in one line for what is written as a path where there is nothing."
+    kind, colon, path = data.partition(':')
+    if not colon or os.path.exists(os.path.expanduser(data)):
+        kind, path = '', data
+    elif kind not in ('folder', 'zip', 'csv', 'features'):
+        return                                              # a named set that lies elsewhere
+    place = os.path.expanduser(path)
+    ending = Path(path).suffix.lower()
+    is_path = kind or os.sep in path or path.startswith(('.', '~')) or ending in ('.csv', '.zip')
+    there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
+    if is_path and not there:
+        what = 'file' if ending and kind != 'folder' else 'folder'
+        fail(f'{option}: a folder with one folder of images per class, or a .zip, a .csv or a file '
+             f'of features, is wanted, {data} was given, and there is no such {what}')
+
+
+def check_above_0(
+    option:str,
+    value:float,
+    below:float=float('inf'),
+):
+    "Fails in one line unless it is a number between."
+    if not 0 < value < below:
+        wanted = 'above 0' if below == float('inf') else f'above 0 and below {below}'
+        fail(f'{option}: a finite number {wanted} is wanted, {value!r} was given')
 
 # %% ../nbs/63_cli.ipynb #b68ccdbe
 plain_table = partial(
@@ -336,7 +357,7 @@ def compare(
     their numbers is the same, so a job that was stopped goes on where it was."""
     with told_in_one_line(stopped_with_runs(out)):
         names = listed_names(losses, '--losses')
-        check_folder(data)
+        check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
@@ -592,12 +613,13 @@ def train(
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
     with told_in_one_line('stopped before training began; nothing was trained'):
         options = chosen_settings(set_)
+        check_data(data)
+        check_above_0('--held-out', held_out, below=1)
+        if lr is not None:
+            check_above_0('--lr', lr)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
-        from dml_nb.core import check_number
         from dml_nb.everyday import check_body, load_pictures, train_embedder
-        check_number('--held-out', held_out, above=0, below=1)      # before any reading
-        check_number('--lr', 1. if lr is None else lr, above=0)
-        check_body(body)
+        check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
         say_reading(data)
         images = load_pictures(data, size, mode='L' if grey else None, depth=depth)
@@ -706,6 +728,8 @@ def evaluate(
     what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
     trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
+        model_folder(model)
+        check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
         images, part = chosen_part(model, embedder, pictures_for(embedder, data), part)
         from dml_nb.retrieval import evaluate as measure
@@ -752,6 +776,8 @@ def embed(
         if path.suffix != '.npz':
             fail(f'--out: a file that ends in .npz is wanted, {out} was given')
         writable_folder(path.parent, [path.name], [])       # before any embedding
+        model_folder(model)
+        check_data(data)
         embedder = load_model(model)
         images = pictures_for(embedder, data)
         import numpy as np

@@ -182,6 +182,19 @@ known_at_once = {
     'no loss': (['compare', '--losses', ','], '--losses'),
     'missing folder': (
         ['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
+    'missing pictures': (['train', './nowhere'], './nowhere was given', 'no such folder'),
+    'missing folder below': (['train', 'no/where'], 'no/where was given', 'no such folder'),
+    'missing at home': (['train', '~/no-such-folder'], '~/no-such-folder was given'),
+    'nobody at home': (['train', '~nobody-here/photos'], '~nobody-here/photos was given'),
+    'missing table': (['train', 'photos.csv'], 'photos.csv was given', 'no such file'),
+    'missing table to compare': (['compare', '--data', 'photos.csv'], '--data: ', 'no such file'),
+    'missing zip to measure': (['evaluate', 'MODEL', 'photos.zip'], 'photos.zip was given'),
+    'missing vectors to embed': (
+        ['embed', 'MODEL', 'features:z.npz'], 'features:z.npz was given', 'no such file'),
+    'model without a network': (['embed', 'nowhere', 'photos'], 'nowhere was given'),
+    'model to index with': (['index', 'nowhere', 'MODEL'], 'nowhere was given'),
+    'share': (['train', 'digits', '--held-out', '1'], '--held-out: a finite number above 0 and be'),
+    'rate': (['train', 'digits', '--lr', 'nan'], '--lr: a finite number above 0 is wanted'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
     'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes', 'See: dml compare --help'),
@@ -202,10 +215,15 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     (tmp_path/'taken'/'runs').write_text('mine')
 
     def filled(text):
-        return text.replace('FILE', f'{tmp_path}/file').replace('TAKEN', f'{tmp_path}/taken')
+        for name in ('FILE', 'TAKEN', 'MODEL'):
+            text = text.replace(name, f'{tmp_path}/{name.lower()}')
+        return text
 
+    (tmp_path/'model').mkdir()
+    (tmp_path/'model'/'embedder.json').write_text('{}')
     words, *said = known_at_once[mistake]
-    out = [] if '--out' in words or words[0] != 'compare' else ['--out', f'{tmp_path}/out']
+    makes = words[0] in ('compare', 'train', 'index') and '--out' not in words
+    out = ['--out', f'{tmp_path}/out'] if makes else []
     run = subprocess.run(
         [sys.executable, '-c', probe, *map(filled, words), *out], capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=against_hanging)
@@ -251,7 +269,8 @@ wrong = {
 @pytest.mark.parametrize('mistake', wrong)
 def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
     options, *words = wrong[mistake]
-    is_one_line(dml('train', tmp_path/'nowhere', '--out', tmp_path/'out', *options), *words)
+    (tmp_path/'empty').mkdir()
+    is_one_line(dml('train', tmp_path/'empty', '--out', tmp_path/'out', *options), *words)
 
 
 def test_folder_of_pictures(tmp_path, dml):

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from ast import literal_eval
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -293,6 +293,22 @@ def run_comparison(
 
 # %% ../nbs/63_cli.ipynb #bb33d87f
 @contextmanager
+def no_empty_folder(
+    out:str, # folder that a command may make
+):
+    "Where what is inside fails, folders that were made for it and are still empty go again."
+    folder = Path(out).expanduser()
+    new = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):                             # it was not made, or holds something
+            for place in new:
+                place.rmdir()
+        raise
+
+
+@contextmanager
 def told_in_one_line(
     stopped:str, # what to say after Ctrl-C
 ):
@@ -355,7 +371,7 @@ def compare(
     Writes results.json and report.html into the folder given by --out, replacing files of these two
     names and no others. Finished runs are kept there in runs/ and used again when all that decides
     their numbers is the same, so a job that was stopped goes on where it was."""
-    with told_in_one_line(stopped_with_runs(out)):
+    with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         names = listed_names(losses, '--losses')
         check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
@@ -611,7 +627,8 @@ def train(
     the folder given by --out. After a stop the same command goes on where it was. Next: dml
     evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
-    with told_in_one_line('stopped before training began; nothing was trained'):
+    said = 'stopped before training began; nothing was trained'
+    with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
@@ -771,8 +788,8 @@ def embed(
 
     The file holds features (N, D), labels (N,) and names of the classes. dml commands read it as
     features:photos.npz, numpy with numpy.load."""
-    with told_in_one_line('stopped; nothing was written'):
-        path = Path(out).expanduser()
+    path = Path(out).expanduser()
+    with told_in_one_line('stopped; nothing was written'), no_empty_folder(path.parent):
         if path.suffix != '.npz':
             fail(f'--out: a file that ends in .npz is wanted, {out} was given')
         writable_folder(path.parent, [path.name], [])       # before any embedding
@@ -807,7 +824,8 @@ def index(
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
     needs; an index that is there is replaced."""
-    with told_in_one_line('stopped; an earlier index was left as it was'):
+    said = 'stopped; an earlier index was left as it was'
+    with told_in_one_line(said), no_empty_folder(out):
         if not Path(images).expanduser().exists():
             fail(f'images: a folder of pictures is wanted, {images} was given, and there is no '
                  'such folder')
@@ -935,7 +953,7 @@ def reproduce(
 
     Finished runs are kept in the folder given by --out and used again."""
     paper, _, name = exhibit.partition('/')
-    with told_in_one_line(stopped_with_runs(out)):
+    with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         folder = writable_folder(out) if name else None
         papers = import_module('dml_nb.papers.exhibits')
         console = Console()

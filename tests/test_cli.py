@@ -163,7 +163,7 @@ mistakes = {
 def test_a_mistake_is_one_line_and_status_2(mistake, tmp_path, dml):
     options, *words = mistakes[mistake]
     assert is_one_line(dml('compare', '--out', tmp_path/'out', *options), *words)
-    assert not changed_at(tmp_path/'out')
+    assert not (tmp_path/'out').exists()
 
 
 probe = f'''
@@ -232,7 +232,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert all(filled(word) in lines[0] for word in said) and imported == ''
     for path in (tmp_path/'file', tmp_path/'taken'/'runs'):
         assert path.read_text() == 'mine'
-    assert not (tmp_path/'out'/'runs').exists()
+    assert not (tmp_path/'out').exists()
 
 
 COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
@@ -271,6 +271,7 @@ def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
     options, *words = wrong[mistake]
     (tmp_path/'empty').mkdir()
     is_one_line(dml('train', tmp_path/'empty', '--out', tmp_path/'out', *options), *words)
+    assert not (tmp_path/'out').exists()
 
 
 def test_folder_of_pictures(tmp_path, dml):
@@ -734,3 +735,26 @@ def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
 def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):
     run = dml('train', 'digits', '--depth', 2, '--out', tmp_path)
     assert is_one_line(run, 'depth: an option of digits is wanted')
+
+
+def test_no_empty_folder_is_left_by_what_failed(tmp_path, dml, model):
+    "Only what the command made goes, and only while it is empty"
+    (tmp_path/'mine').mkdir()
+    for words in (['compare', '--data', 'imagenet'], ['train', 'imagenet'],
+                  ['index', tmp_path/'model', tmp_path/'photos'],
+                  ['embed', tmp_path/'model', 'imagenet']):
+        for out in (tmp_path/'a'/'b', tmp_path/'mine'/'c', tmp_path/'mine'):
+            run = dml(*words, '--out', out/'z.npz' if words[0] == 'embed' else out)
+            assert run.returncode == 2, run.stderr
+            assert sorted(path.name for path in tmp_path.iterdir()) == ['mine', 'model', 'photos']
+            assert list((tmp_path/'mine').iterdir()) == []
+
+
+def test_what_was_written_stays_when_the_rest_fails(tmp_path, dml, monkeypatch):
+    def stop(*given, **named):
+        (tmp_path/'a'/'b'/'notes.txt').write_text('mine')
+        raise ValueError('no')
+
+    monkeypatch.setattr(everyday, 'load_pictures', stop)
+    assert is_one_line(dml('train', 'digits', '--out', tmp_path/'a'/'b'), 'no')
+    assert (tmp_path/'a'/'b'/'notes.txt').read_text() == 'mine'

@@ -728,8 +728,10 @@ def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
     assert set(np.load(tmp_path/'z.npz')['labels'].tolist()) == classes
     assert dml('index', tmp_path/'model', photos, '--out', tmp_path/'index').returncode == 0
     assert set(pages.Collection(tmp_path/'index').names) == classes
-    on_vectors = dml('evaluate', tmp_path/'model', f"features:{tmp_path/'z.npz'}")
-    assert 'depth' not in on_vectors.stderr
+    rows = [f'{path.relative_to(photos)},{path.parts[-3]}' for path in photos.rglob('*.png')]
+    (photos/'table.csv').write_text('\n'.join(['file,label', *rows]))
+    of_a_table = dml('evaluate', tmp_path/'model', photos/'table.csv')
+    assert 'table, all: 48 pictures of 8 classes' in of_a_table.stdout, of_a_table.stderr
 
 
 def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):

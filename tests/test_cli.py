@@ -153,7 +153,7 @@ def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
 
 mistakes = {
     'loss': (['--losses', 'tripet'],
-             'dml: --losses: tripet was given; is triplet meant? Wanted are names among contrastive'),
+             'dml: --losses: tripet was given; is triplet meant? Wanted are names among con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
 }

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import warnings
 from ast import literal_eval
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -161,8 +161,8 @@ def check_names(
     unknown = [name for name in names if name not in known]
     if unknown:
         near = ''.join(f'; is {name} meant?' for name in get_close_matches(unknown[0], known, 1))
-        fail(f'{option}: names among {", ".join(known)} are wanted, {", ".join(unknown)} was given'
-             f'{near}')
+        fail(f'{option}: {", ".join(unknown)} was given{near or "."} Wanted are names among '
+             f'{", ".join(known)}')
 
 
 def check_losses(
@@ -177,14 +177,35 @@ def check_losses(
         own_entry(name)
 
 
-def check_folder(
-    data:str, # as the option of `compare`
+def check_data(
+    data:str, # as `load_data` takes it
+    option:str='data', # that it was given to
 ):
-    "Fails in one line for a folder of images that is not there."
-    kind, _, path = data.partition(':')
-    if kind == 'folder' and not (path and Path(path).expanduser().is_dir()):
-        fail(f'--data: a folder with one folder of images per class is wanted, {data} was given, '
-             'and there is no such folder')
+    "Fails in one line for what is written as a path where there is nothing."
+    kind, colon, path = data.partition(':')
+    if not colon or os.path.exists(os.path.expanduser(data)):
+        kind, path = '', data
+    elif kind not in ('folder', 'zip', 'csv', 'features'):
+        return                                              # a named set that lies elsewhere
+    place = os.path.expanduser(path)
+    ending = Path(path).suffix.lower()
+    is_path = kind or os.sep in path or path.startswith(('.', '~')) or ending in ('.csv', '.zip')
+    there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
+    if is_path and not there:
+        what = 'file' if ending and kind != 'folder' else 'folder'
+        fail(f'{option}: a folder with one folder of images per class, or a .zip, a .csv or a file '
+             f'of features, is wanted, {data} was given, and there is no such {what}')
+
+
+def check_above_0(
+    option:str,
+    value:float,
+    below:float=float('inf'),
+):
+    "Fails in one line unless it is a number between."
+    if not 0 < value < below:
+        wanted = 'above 0' if below == float('inf') else f'above 0 and below {below}'
+        fail(f'{option}: a finite number {wanted} is wanted, {value!r} was given')
 
 # %% ../nbs/63_cli.ipynb #b68ccdbe
 plain_table = partial(
@@ -272,6 +293,22 @@ def run_comparison(
 
 # %% ../nbs/63_cli.ipynb #bb33d87f
 @contextmanager
+def no_empty_folder(
+    out:str, # folder that a command may make
+):
+    "Where what is inside fails, folders that were made for it and are still empty go again."
+    folder = Path(out).expanduser()
+    new = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):                             # it was not made, or holds something
+            for place in new:
+                place.rmdir()
+        raise
+
+
+@contextmanager
 def told_in_one_line(
     stopped:str, # what to say after Ctrl-C
 ):
@@ -329,19 +366,25 @@ def compare(
     and the untrained network answer them too: only what lies above both was learned. The table
     shows means and 95 % intervals over seeds.
 
+    What cannot be read is left out and named.
+
     Writes results.json and report.html into the folder given by --out, replacing files of these two
     names and no others. Finished runs are kept there in runs/ and used again when all that decides
     their numbers is the same, so a job that was stopped goes on where it was."""
-    with told_in_one_line(stopped_with_runs(out)):
+    with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         names = listed_names(losses, '--losses')
-        check_folder(data)
+        check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
-        if size is not None and 'size' not in options_of(data):
+        taken = options_of(data)
+        if size is not None and 'size' not in taken:
             fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
                  f'{size} was given')
-        images = load_data(data, **({} if size is None else dict(size=size)))
+        options = {} if size is None else dict(size=size)
+        if 'on_error' in taken:
+            options['on_error'] = 'skip'                    # as `dml train`; warns and names one
+        images = load_data(data, **options)
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             threads=threads)
@@ -538,8 +581,8 @@ def stopped_training(
 @app.command()
 def train(
     data:Annotated[str, typer.Argument(
-        help='A folder with a folder of pictures for each class; a .csv, .zip or features:FILE; '
-             'or a name such as omniglot.')],
+        help='A folder with a folder of pictures for each class; a .zip of such folders; a .csv '
+             'with the columns file and label; features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
@@ -557,6 +600,9 @@ def train(
     grey:Annotated[bool, typer.Option(
         '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
                        'and not mirrored.')] = False,
+    depth:Annotated[int, typer.Option(
+        min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in '
+                    'those, as photos/GROUP/CLASS.')] = 1,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -581,17 +627,19 @@ def train(
     the folder given by --out. After a stop the same command goes on where it was. Next: dml
     evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
-    with told_in_one_line('stopped before training began; nothing was trained'):
+    said = 'stopped before training began; nothing was trained'
+    with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
+        check_data(data)
+        check_above_0('--held-out', held_out, below=1)
+        if lr is not None:
+            check_above_0('--lr', lr)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
-        from dml_nb.core import check_number
         from dml_nb.everyday import check_body, load_pictures, train_embedder
-        check_number('--held-out', held_out, above=0, below=1)      # before any reading
-        check_number('--lr', 1. if lr is None else lr, above=0)
-        check_body(body)
+        check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
         say_reading(data)
-        images = load_pictures(data, size, mode='L' if grey else None)
+        images = load_pictures(data, size, mode='L' if grey else None, depth=depth)
         try:
             with progress_bar('epochs', stderr=json_) as bar, quiet:
                 record = train_embedder(
@@ -626,12 +674,14 @@ def pictures_for(
     embedder, # `Embedder`
     data:str,
 ): # `ImageSet`
-    "Pictures of the size and colours that the embedder takes."
+    "Pictures of the size and colours that the embedder takes, of classes as in its training."
+    from dml_nb.data import options_of
     from dml_nb.everyday import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
+    depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
     say_reading(data)
-    return load_pictures(data, embedder.size, embedder.fit, mode)
+    return load_pictures(data, embedder.size, embedder.fit, mode, depth)
 
 
 def embedded(
@@ -695,6 +745,8 @@ def evaluate(
     what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
     trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
+        model_folder(model)
+        check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
         images, part = chosen_part(model, embedder, pictures_for(embedder, data), part)
         from dml_nb.retrieval import evaluate as measure
@@ -709,7 +761,10 @@ def evaluate(
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        table = plain_table(title=f'{images.name}, {part}: {len(images):,} pictures')
+        known = len(set(images.labels.tolist()) - {-1})
+        console.print(f'{images.name}, {part}: {len(images):,} pictures of {known:,} classes',
+                      style='italic', highlight=False, markup=False, soft_wrap=True)
+        table = plain_table()
         for name in ('measure', '%', '95 % interval'):
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():
@@ -733,11 +788,13 @@ def embed(
 
     The file holds features (N, D), labels (N,) and names of the classes. dml commands read it as
     features:photos.npz, numpy with numpy.load."""
-    with told_in_one_line('stopped; nothing was written'):
-        path = Path(out).expanduser()
+    path = Path(out).expanduser()
+    with told_in_one_line('stopped; nothing was written'), no_empty_folder(path.parent):
         if path.suffix != '.npz':
             fail(f'--out: a file that ends in .npz is wanted, {out} was given')
         writable_folder(path.parent, [path.name], [])       # before any embedding
+        model_folder(model)
+        check_data(data)
         embedder = load_model(model)
         images = pictures_for(embedder, data)
         import numpy as np
@@ -767,7 +824,8 @@ def index(
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
     needs; an index that is there is replaced."""
-    with told_in_one_line('stopped; an earlier index was left as it was'):
+    said = 'stopped; an earlier index was left as it was'
+    with told_in_one_line(said), no_empty_folder(out):
         if not Path(images).expanduser().exists():
             fail(f'images: a folder of pictures is wanted, {images} was given, and there is no '
                  'such folder')
@@ -895,7 +953,7 @@ def reproduce(
 
     Finished runs are kept in the folder given by --out and used again."""
     paper, _, name = exhibit.partition('/')
-    with told_in_one_line(stopped_with_runs(out)):
+    with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         folder = writable_folder(out) if name else None
         papers = import_module('dml_nb.papers.exhibits')
         console = Console()

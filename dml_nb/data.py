@@ -462,6 +462,7 @@ class ImageSet:
 
     pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
     skipped = () # names of the pictures that `on_error='skip'` left out
+    depth = 1 # of the folders that are its classes, as `load_data` was told
 
     def __init__(
         self,
@@ -644,7 +645,7 @@ def _check_filled(wanted, base, empty, on_error='raise'):
     if empty:
         what = 'folder holds' if len(empty) == 1 else 'folders hold'
         warnings.warn(f'{base}: {len(empty):,} {what} no picture and will not be read, '
-                      f'{min(empty)} first', stacklevel=4)
+                      f'{min(empty)} first', stacklevel=5)
 
 
 def _check_files(name, base, files):
@@ -713,6 +714,38 @@ def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 c
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
 
 # %% ../nbs/30_data.ipynb #8e4102da
+def _check_depth(wanted, base, above, on_error):
+    "ValueError for pictures above the folders of classes; with 'skip' a warning: they are left out"
+    if above and on_error != 'skip':
+        raise ValueError(f'{wanted}, {base}/{min(above)} lies above them')
+    if above:
+        what = 'picture lies' if len(above) == 1 else 'pictures lie'
+        warnings.warn(f'{base}: {len(above):,} {what} above the folders of the classes and will '
+                      f'not be read, {min(above)} first', stacklevel=5)
+
+
+def _by_folder(
+    wanted, # how errors begin
+    base, # where they lie, for errors
+    pictures, # tuples of parts
+    folders, # likewise, those without pictures too
+    depth, # of the folders that are classes
+    on_error=None,
+) -> tuple: # the pictures that are in a class, and the classes in order, as tuples of parts
+    "Raises ValueError for folders without a picture, and for pictures above a depth from 2 up"
+    inside = [p for p in pictures if len(p) > depth]
+    if depth > 1:
+        above = ['/'.join(p) for p in pictures if len(p) <= depth]
+        _check_depth(wanted, base, above, on_error)
+        if not inside:
+            raise ValueError(f'{wanted}, {base} holds none')
+    filled = {p[:k] for p in pictures for k in range(min(len(p), depth + 1))} | {()}
+    known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
+    empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them
+    _check_filled(wanted, base, empty, on_error)
+    return inside, sorted({p[:depth] for p in inside})
+
+# %% ../nbs/30_data.ipynb #27a7f561
 _endings = set('.jpg .jpeg .png .bmp .gif .webp .tif .tiff .pgm .ppm'.split())
 
 
@@ -722,24 +755,50 @@ def _is_picture(name):
     return pure.suffix.lower() in _endings and not any(p.startswith('.') for p in pure.parts)
 
 
-def _folder(root=None, name=None, **options) -> ImageSet:
-    "Pictures sorted into one folder per class; they may lie at any depth in it."
-    wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) per class is wanted'
+def _levels(root, depth) -> list: # of lists of paths: the root, the folders in it, those in them...
+    "Folders in order down to a depth, hidden ones left out"
+    levels = [[root]]
+    for _ in range(depth):
+        inside = [p for folder in levels[-1] for p in sorted(folder.iterdir())]
+        levels.append([p for p in inside if p.is_dir() and not p.name.startswith('.')])
+    return levels
+
+
+def _folder(root=None, name=None, depth=1, **options) -> ImageSet:
+    "Pictures in one folder per class, those at `depth`; they may lie at any depth in it."
+    check_number('depth', depth, lo=1, integer=True)
+    per_class = 'per class is wanted' if depth == 1 else f'at depth {depth} per class is wanted'
+    wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) {per_class}'
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, {str(root or "")!r} was given and is no folder')
     root = Path(root).expanduser()
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith('.'))
-    if not folders:
+    *higher, classes = levels = _levels(root, depth)
+    if not levels[1]:
         raise ValueError(f'{wanted}, {root} holds no folders')
-    inside = {}                                                             # class -> its pictures
-    for folder in folders:
-        paths = [p.relative_to(root) for p in sorted(folder.rglob('*')) if p.is_file()]
-        inside[folder.name] = [p.as_posix() for p in paths if _is_picture(p.as_posix())]
-    classes = [name for name, pictures in inside.items() if pictures]
-    _check_filled(wanted, root, inside.keys() - set(classes), options.get('on_error'))
-    files = [picture for c in classes for picture in inside[c]]
-    labels = [label for label, c in enumerate(classes) for _ in inside[c]]
-    return _picture_set(name or root.name, _Folder(root), files, labels, classes, **options)
+    paths = [p for level in higher for folder in level for p in sorted(folder.iterdir())]
+    paths += [p for folder in classes for p in sorted(folder.rglob('*'))]
+    files = [p.relative_to(root) for p in paths if p.is_file()]
+    pictures = [file.parts for file in files if _is_picture(file.as_posix())]
+    folders = [folder.relative_to(root).parts for level in levels[1:] for folder in level]
+    found = _by_folder(wanted, root, pictures, folders, depth, options.get('on_error'))
+    return _by_class(name or root.name, _Folder(root), *found, depth, options)
+
+
+def _by_class(
+    name, # of the set
+    base, # `_Folder` or `_Archive`
+    pictures, # tuples of parts
+    classes, # likewise, in order
+    depth,
+    options, # of `_picture_set`
+) -> ImageSet:
+    "The set of what `_by_folder` found"
+    place = {c: label for label, c in enumerate(classes)}
+    labels = [place[p[:depth]] for p in pictures]
+    files = ['/'.join(p) for p in pictures]
+    images = _picture_set(name, base, files, labels, ['/'.join(c) for c in classes], **options)
+    images.depth = depth
+    return images
 
 # %% ../nbs/30_data.ipynb #0ed58fe1
 def _by_its_numbers(name) -> list:
@@ -747,34 +806,34 @@ def _by_its_numbers(name) -> list:
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
 
 
-def _files_and_folders(archive) -> tuple: # archive, pictures and folders as tuples of their parts
-    "What lies in a zip; a folder that holds all of it is left out"
+def _files_and_folders(archive, depth) -> tuple: # archive, pictures and folders as tuples of parts
+    "What lies in a zip; a folder is left out that holds all of it, most of it deeper than classes"
     seen = [n for n in sorted(archive.names | archive.folders)
             if not n.startswith(('.', '__MACOSX/')) and '/.' not in n]
     files = [PurePosixPath(n).parts for n in seen if _is_picture(n)]
     folders = {PurePosixPath(n.rpartition('/')[0]).parts for n in seen}
-    if files and len({p[0] for p in files}) == 1 and min(map(len, files)) > 2:
+    below = sum(len(p) > depth + 1 for p in files)          # of classes, if none is around them
+    if len({p[0] for p in files}) == 1 and 2 * below > len(files):
         top = files[0][0]
-        files = [p[1:] for p in files]
+        files = [p[1:] for p in files if len(p) > 1]
         folders = {p[1:] for p in folders if p[:1] == (top,)}
         archive = archive.under(f'{top}/')
-    return archive, [p for p in files if len(p) > 1], folders   # beside the classes: of no class
+    return archive, files, folders
 
 
-def _zip(root=None, name=None, natural=False, **options) -> ImageSet:
-    "A zip of one folder of pictures per class; read where it lies."
-    archive, parts, folders = _files_and_folders(_Archive(root))
-    wanted = 'zip: one folder of pictures per class is wanted'
-    if not parts:
+def _zip(root=None, name=None, natural=False, depth=1, **options) -> ImageSet:
+    "A zip of one folder of pictures per class, those at `depth`; read where it lies."
+    check_number('depth', depth, lo=1, integer=True)
+    archive, pictures, folders = _files_and_folders(_Archive(root), depth)
+    at = '' if depth == 1 else f' at depth {depth}'
+    wanted = f'zip: one folder of pictures{at} per class is wanted'
+    if not any(len(p) > 1 for p in pictures):
         raise ValueError(f'{wanted}, {archive.path} holds none')
-    classes = {p[0] for p in parts}
-    empty = {p[0] for p in folders if p} - classes
-    _check_filled(wanted, archive, empty, options.get('on_error'))
-    classes = sorted(classes, key=_by_its_numbers if natural else None)
-    place = {c: label for label, c in enumerate(classes)}
-    files = ['/'.join(p) for p in parts]
-    labels = [place[p[0]] for p in parts]
-    return _picture_set(name or archive.path.stem, archive, files, labels, classes, **options)
+    on_error = options.get('on_error')
+    pictures, classes = _by_folder(wanted, archive, pictures, folders, depth, on_error)
+    if natural:
+        classes = sorted(classes, key=lambda parts: _by_its_numbers('/'.join(parts)))
+    return _by_class(name or archive.path.stem, archive, pictures, classes, depth, options)
 
 # %% ../nbs/30_data.ipynb #7826f7fa
 def _csv_rows(path) -> list: # of (number of the line, list of strings)
@@ -1535,9 +1594,12 @@ def load_data(
     name_or_path, # a name of the table above, 'name:PATH', or the path of a folder or file
     root=None, # where a named set lies: its folder, or the one around it; None: `$DML_NB_DATA`
     download:bool=False, # fetch the set if it is not there and can be fetched
-    **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, ...
+    **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, depth=, ...
 ) -> ImageSet:
     """Any of the sources by name.
+
+    A CSV has the columns file and label, and may have class_name, split and camera. The classes of
+    a folder or a zip are its folders, or with depth=2 the folders in those, and so on.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""

@@ -56,13 +56,14 @@ def load_pictures(
     size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
+    depth:int=1, # of the folders that are the classes: 2 for photos/GROUP/CLASS
 ) -> ImageSet:
     """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
     the folders of the classes. Raises as `load_data`."""
     taken = options_of(data)
     from_files = 'fit' in taken
     folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    if from_files and folder.is_dir():
+    if from_files and folder.is_dir() and depth == 1:       # deeper, `load_data` says so
         loose = [file.name for file in sorted(folder.iterdir())
                  if file.is_file() and _is_picture(file.name)]
         if loose:
@@ -72,6 +73,8 @@ def load_pictures(
     wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
+    if depth != 1:
+        options['depth'] = depth
     images = load_data(data, **options)
     if from_files and folder.is_dir():
         warn_of_depth(images, folder)
@@ -80,17 +83,19 @@ def load_pictures(
 
 def warn_of_depth(
     images:ImageSet,
-    folder:Path, # of the folders of the classes
+    folder:Path, # of the folders of the classes, or of their groups
 ):
     "Warns where folders of folders were taken for classes."
-    places = {Path(path).parent for path in images.source.paths}
-    deep = folder not in {place.parent for place in places}
-    if deep and len({place.name for place in places}) == len(places) > len(images.classes):
+    places = [Path(path).relative_to(folder).parts[:-1] for path in images.source.paths]
+    depth = min(map(len, places))
+    deeper = {place[:depth] for place in places}
+    names = {place[-1] for place in deeper}
+    if depth > images.depth and len(names) == len(deeper) > len(images.classes):
         warnings.warn(
             f'{folder}: its {len(images.classes):,} folders are taken for the classes '
             f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
-            f'{len(places):,} folders below. If those are the classes, give a CSV with the columns '
-            'file and label', stacklevel=3)
+            f'{len(deeper):,} folders below. If those are the classes, --depth {depth} '
+            f'(depth={depth}) takes those', stacklevel=3)
 
 # %% ../nbs/56_everyday.ipynb #ce87def2
 def hold_back(
@@ -247,7 +252,7 @@ def begin_record(
         return record
     try:
         record = json.loads(path.read_text(encoding='utf-8'))
-        known = record['settings']
+        known = dict(depth=1) | record['settings']
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path}: a record of training is wanted, a damaged file was found '
                          f'({error}); --fresh (fresh=True) begins anew') from error
@@ -380,7 +385,7 @@ def train_embedder(
     loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
     settings = dict(
-        data=data, loss=loss_text(loss), body=arch,
+        data=data, depth=images.depth, loss=loss_text(loss), body=arch,
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
         held_out=held_out, held_back=how, seed=seed, device=default_device().type)
@@ -389,8 +394,8 @@ def train_embedder(
         return record
     if tell is not None:
         tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
-    facts = dict(data=data, loss=settings['loss'], held_back=how, versions=versions(),
-                 machine=machine())
+    facts = dict(data=data, depth=images.depth, loss=settings['loss'], held_back=how,
+                 versions=versions(), machine=machine())
     with no_random(seed):
         learn = careful_learner(
             train, valid, embedder, loss, out, facts, settings['classes'], per_class, patience,
@@ -465,13 +470,14 @@ def index_folder(
     z, kept, skipped = embed_readable(embedder, files, tell=tell)
     base = root if root.is_dir() else root.parent
     index = EmbeddingIndex(z.shape[1], kind)
+    facts = getattr(embedder, 'facts', {})
+    depth = facts.get('depth', 1)
     places = [file.relative_to(base) for file in kept]
     index.add(z, metadata=[
-        dict(path=place.as_posix(), label=place.parts[0] if len(place.parts) > 1 else '')
-        for place in places])
+        dict(path=place.as_posix(), label='/'.join(place.parts[:-1][:depth])) for place in places])
     out = Path(out).expanduser()
     index.save(out/'index')
-    save_embedder(embedder, out/'embedder', **getattr(embedder, 'facts', {}))
+    save_embedder(embedder, out/'embedder', **facts)
     found = dict(root=str(base), pictures=len(kept),
                  skipped={str(file): why for file, why in skipped.items()})
     write_json(out/'search.json', found)

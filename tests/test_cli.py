@@ -152,7 +152,8 @@ def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
 
 
 mistakes = {
-    'loss': (['--losses', 'tripet'], 'names among contrastive, binomial', 'tripet was given'),
+    'loss': (['--losses', 'tripet'],
+             'dml: --losses: tripet was given; is triplet meant? Wanted are names among con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
 }
@@ -162,7 +163,7 @@ mistakes = {
 def test_a_mistake_is_one_line_and_status_2(mistake, tmp_path, dml):
     options, *words = mistakes[mistake]
     assert is_one_line(dml('compare', '--out', tmp_path/'out', *options), *words)
-    assert not changed_at(tmp_path/'out')
+    assert not (tmp_path/'out').exists()
 
 
 probe = f'''
@@ -181,6 +182,19 @@ known_at_once = {
     'no loss': (['compare', '--losses', ','], '--losses'),
     'missing folder': (
         ['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
+    'missing pictures': (['train', './nowhere'], './nowhere was given', 'no such folder'),
+    'missing folder below': (['train', 'no/where'], 'no/where was given', 'no such folder'),
+    'missing at home': (['train', '~/no-such-folder'], '~/no-such-folder was given'),
+    'nobody at home': (['train', '~nobody-here/photos'], '~nobody-here/photos was given'),
+    'missing table': (['train', 'photos.csv'], 'photos.csv was given', 'no such file'),
+    'missing table to compare': (['compare', '--data', 'photos.csv'], '--data: ', 'no such file'),
+    'missing zip to measure': (['evaluate', 'MODEL', 'photos.zip'], 'photos.zip was given'),
+    'missing vectors to embed': (
+        ['embed', 'MODEL', 'features:z.npz'], 'features:z.npz was given', 'no such file'),
+    'model without a network': (['embed', 'nowhere', 'photos'], 'nowhere was given'),
+    'model to index with': (['index', 'nowhere', 'MODEL'], 'nowhere was given'),
+    'share': (['train', 'digits', '--held-out', '1'], '--held-out: a finite number above 0 and be'),
+    'rate': (['train', 'digits', '--lr', 'nan'], '--lr: a finite number above 0 is wanted'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
     'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes', 'See: dml compare --help'),
@@ -201,10 +215,15 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     (tmp_path/'taken'/'runs').write_text('mine')
 
     def filled(text):
-        return text.replace('FILE', f'{tmp_path}/file').replace('TAKEN', f'{tmp_path}/taken')
+        for name in ('FILE', 'TAKEN', 'MODEL'):
+            text = text.replace(name, f'{tmp_path}/{name.lower()}')
+        return text
 
+    (tmp_path/'model').mkdir()
+    (tmp_path/'model'/'embedder.json').write_text('{}')
     words, *said = known_at_once[mistake]
-    out = [] if '--out' in words or words[0] != 'compare' else ['--out', f'{tmp_path}/out']
+    makes = words[0] in ('compare', 'train', 'index') and '--out' not in words
+    out = ['--out', f'{tmp_path}/out'] if makes else []
     run = subprocess.run(
         [sys.executable, '-c', probe, *map(filled, words), *out], capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=against_hanging)
@@ -213,7 +232,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert all(filled(word) in lines[0] for word in said) and imported == ''
     for path in (tmp_path/'file', tmp_path/'taken'/'runs'):
         assert path.read_text() == 'mine'
-    assert not (tmp_path/'out'/'runs').exists()
+    assert not (tmp_path/'out').exists()
 
 
 COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
@@ -240,7 +259,7 @@ wrong = {
     'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
     'setting': (['--set', 'gamma=3'], '--set: ', 'alpha=2', 'epsilon=', 'gamma=3 was given'),
     'value': (['--set', 'alpha=two'], '--set: ', 'alpha=two was given', 'above 0'),
-    'name': (['--loss', 'circel'], 'circel was given; is circle meant?'),
+    'name': (['--loss', 'circel'], 'dml: --loss: circel was given; is circle meant? Wanted are'),
     'body': (['--body', 'resnet17'], "'resnet17' was given; like it are resnet1", 'embedding.html'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
     'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),
@@ -250,7 +269,9 @@ wrong = {
 @pytest.mark.parametrize('mistake', wrong)
 def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
     options, *words = wrong[mistake]
-    is_one_line(dml('train', tmp_path/'nowhere', '--out', tmp_path/'out', *options), *words)
+    (tmp_path/'empty').mkdir()
+    is_one_line(dml('train', tmp_path/'empty', '--out', tmp_path/'out', *options), *words)
+    assert not (tmp_path/'out').exists()
 
 
 def test_folder_of_pictures(tmp_path, dml):
@@ -264,8 +285,12 @@ def test_folder_of_pictures(tmp_path, dml):
     options = [*small[:-1], '--turn', '--seeds', 1]         # what is turned must be square
     options += ['--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out']
     assert is_one_line(dml(*options), 'square')
+    (tmp_path/'data'/'<2>'/'broken.png').write_bytes(b'no picture')
+    (tmp_path/'data'/'later').mkdir()
     run = dml(*options, '--size', 16)
     assert run.returncode == 0, run.stderr
+    empty, broken = run.stderr.splitlines()
+    assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4
 
 
@@ -275,7 +300,9 @@ def test_broken_image_is_named(tmp_path, dml):
         for i in range(5):
             (tmp_path/'data'/name/f'{i}.png').write_bytes(b'no picture')
     run = dml(*small, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out')
-    assert is_one_line(run, '.png') and not (tmp_path/'out'/'results.json').exists()
+    assert run.returncode == 2 and not (tmp_path/'out'/'results.json').exists()
+    broken, none_left = run.stderr.splitlines()
+    assert '.png' in broken and 'a picture of each class is wanted' in none_left
 
 
 @pytest.mark.parametrize('content', ['{"half": ', '[]', '{}', '{"recipe": {}}'])
@@ -329,7 +356,7 @@ def train_words(drawings, out, *more):
 
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
-             '--dim 7 --size 20 --grey --epochs 6 --patience 2 --classes 5 --per-class 3 '
+             '--dim 7 --size 20 --grey --depth 3 --epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
     'evaluate': 'model photos --part held-out --classes 2 --json',
     'embed': 'model photos --out new/z.npz --json',
@@ -394,7 +421,8 @@ def shades():
 def model(tmp_path):
     "Of grey pictures that are higher than wide and are padded: nothing as by default"
     made = create_embedder('small_convnet', 4, 1, (8, 12), seed=0, fit='pad')
-    save_embedder(made, tmp_path/'model')
+    save_embedder(made, tmp_path/'model', depth=3)
+    (tmp_path/'photos').mkdir()
     return made
 
 
@@ -406,7 +434,7 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
     assert json.loads(pressed('train').stdout) == record
-    assert reading == dict(data='digits', size=20, mode='L')
+    assert reading == dict(data='digits', size=20, mode='L', depth=3)
     loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
@@ -426,25 +454,26 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
     reading = arriving(everyday, 'load_pictures', shades)
     asking = arriving(everyday, 'held_back_of', judges)
     found = json.loads(pressed('evaluate').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
     text = pressed('evaluate', '--json').stdout
-    assert 'shades, held-out: 18 pictures' in text
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
 
 
 @pytest.mark.parametrize('part, pictures', [('train', 12), ('rest', 12), ('all', 24)])
 def test_a_part_to_measure_on(part, pictures, dml, arriving, shades, model, tmp_path):
     arriving(everyday, 'load_pictures', shades)
-    found = json.loads(dml('evaluate', tmp_path/'model', 'photos', '--part', part, '--json').stdout)
+    words = [tmp_path/'model', tmp_path/'photos', '--part', part, '--json']
+    found = json.loads(dml('evaluate', *words).stdout)
     assert (found['part'], found['pictures']) == (part, pictures)
 
 
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     found = json.loads(pressed('embed').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
     assert np.array_equal(written['features'], model.embed(shades, progress=False).numpy())
@@ -453,7 +482,6 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
-    (tmp_path/'photos').mkdir()
     answer = dict(root='photos', pictures=9, skipped={'x.png': 'x.png is none'})
     making = arriving(everyday, 'index_folder', answer)
     run = pressed('index')
@@ -510,7 +538,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     monkeypatch.setattr(experiment, 'run_all', run_all)
     assert is_one_line(pressed('compare', '--fresh'), 'fresh is False', 'folder is out/runs')
     assert is_one_line(pressed('compare'), 'fresh is True')
-    assert reading == dict(name_or_path='folder:photos', options={'size': 9})
+    options = {'size': 9, 'on_error': 'skip'}
+    assert reading == dict(name_or_path='folder:photos', options=options)
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
         assert recipe.size == 9 and recipe.turned == (recipe.split == 'class')
@@ -680,3 +709,54 @@ def test_pictures_are_brought_to_size_as_the_model_was_made_for(fit, drawings, t
     pictures = everyday.load_pictures(drawings, (16, 16), fit, 'L')
     wanted = model.embed(pictures, progress=False).numpy()
     assert np.array_equal(np.load(tmp_path/'z.npz')['features'], wanted)
+
+
+def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
+    photos = tmp_path/'photos'
+    for i in range(48):
+        place = photos/f'group {i % 2}'/f'class {i % 8}'/('old' if i % 3 else 'new')
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new('L', (16, 16), 30 * (i % 8) + i % 7).save(place/f'{i}.png')
+    classes = {f'group {i % 2}/class {i}' for i in range(8)}
+    words = train_words(photos, tmp_path/'model', '--epochs', 1)
+    assert ' 6 classes train ' in dml(*words, '--depth', 2).stdout
+    assert is_one_line(dml(*words[:-2], '--epochs', 1, '--depth', 1), 'depth 2 there, 1 now')
+    measured = dml('evaluate', tmp_path/'model', photos)
+    assert 'photos, all: 48 pictures of 8 classes' in measured.stdout
+    assert 'see --part held-out' in measured.stderr
+    assert dml('embed', tmp_path/'model', photos, '--out', tmp_path/'z.npz').returncode == 0
+    assert set(np.load(tmp_path/'z.npz')['labels'].tolist()) == classes
+    assert dml('index', tmp_path/'model', photos, '--out', tmp_path/'index').returncode == 0
+    assert set(pages.Collection(tmp_path/'index').names) == classes
+    rows = [f'{path.relative_to(photos)},{path.parts[-3]}' for path in photos.rglob('*.png')]
+    (photos/'table.csv').write_text('\n'.join(['file,label', *rows]))
+    of_a_table = dml('evaluate', tmp_path/'model', photos/'table.csv')
+    assert 'table, all: 48 pictures of 8 classes' in of_a_table.stdout, of_a_table.stderr
+
+
+def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):
+    run = dml('train', 'digits', '--depth', 2, '--out', tmp_path)
+    assert is_one_line(run, 'depth: an option of digits is wanted')
+
+
+def test_no_empty_folder_is_left_by_what_failed(tmp_path, dml, model):
+    "Only what the command made goes, and only while it is empty"
+    (tmp_path/'mine').mkdir()
+    for words in (['compare', '--data', 'imagenet'], ['train', 'imagenet'],
+                  ['index', tmp_path/'model', tmp_path/'photos'],
+                  ['embed', tmp_path/'model', 'imagenet']):
+        for out in (tmp_path/'a'/'b', tmp_path/'mine'/'c', tmp_path/'mine'):
+            run = dml(*words, '--out', out/'z.npz' if words[0] == 'embed' else out)
+            assert run.returncode == 2, run.stderr
+            assert sorted(path.name for path in tmp_path.iterdir()) == ['mine', 'model', 'photos']
+            assert list((tmp_path/'mine').iterdir()) == []
+
+
+def test_what_was_written_stays_when_the_rest_fails(tmp_path, dml, monkeypatch):
+    def stop(*given, **named):
+        (tmp_path/'a'/'b'/'notes.txt').write_text('mine')
+        raise ValueError('no')
+
+    monkeypatch.setattr(everyday, 'load_pictures', stop)
+    assert is_one_line(dml('train', 'digits', '--out', tmp_path/'a'/'b'), 'no')
+    assert (tmp_path/'a'/'b'/'notes.txt').read_text() == 'mine'

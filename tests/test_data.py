@@ -937,6 +937,52 @@ def test_folders_without_a_picture_are_left_out_and_named(tmp_path):
     assert images.classes == ['a', 'c'] and images.labels.tolist() == [0, 1]
 
 
+def sorted_twice(root):
+    "Two groups of classes, of which two have one name"
+    for grey, c in enumerate(('x/a', 'x/b', 'y/a', 'y b/c'), 1):
+        for inner in ('', 'older/'):
+            paint(root/c/f'{inner}{grey}.png', grey)
+    return ['x/a', 'x/b', 'y/a', 'y b/c']
+
+
+@pytest.mark.parametrize('around', ['', 'all/'])
+@pytest.mark.parametrize('kind', ['folder', 'zip'])
+def test_classes_at_a_depth(kind, around, tmp_path):
+    kinds, root = sorted_twice(tmp_path/'in'/around), tmp_path/'in'/around
+
+    def load(**options):
+        if kind == 'folder':
+            return load_data(root, **options)
+        return load_data(shutil.make_archive(str(tmp_path/'x'), 'zip', tmp_path/'in'), **options)
+
+    images = load(depth=2)
+    assert images.classes == kinds and images.depth == 2 and load().depth == 1
+    right(images, dict(enumerate(kinds, 1)))
+    assert load().classes == ['x', 'y', 'y b']
+    paint(root/'x'/'9.png', 9)
+    paint(root/'8.png', 8)
+    refused(lambda: load(depth=2), '8.png lies above')
+    (root/'z').mkdir()
+    with pytest.warns(UserWarning) as said:
+        skipping = load(depth=2, on_error='skip')
+    assert skipping.sha256() == images.sha256() and skipping.classes == kinds
+    said = sorted(str(warning.message).partition(': ')[2] for warning in said)
+    assert said == ['1 folder holds no picture and will not be read, z first',
+                    '2 pictures lie above the folders of the classes and will not be read, 8.png '
+                    'first']
+    with pytest.warns(UserWarning, match='10 pictures lie above'):
+        refused(lambda: load(depth=5, on_error='skip'), 'at depth 5 per class')
+    for bad in (0, 1.5, '2', True):
+        refused(lambda: load(depth=bad), 'depth: an integer from 1 up')
+
+
+def test_a_depth_is_refused_where_it_means_nothing(tmp_path):
+    paint(tmp_path/'a.png', 1)
+    (tmp_path/'x.csv').write_text('file,label\na.png,1')
+    for data in ('digits', tmp_path/'x.csv', 'orl-faces', 'lfw', f'features:{tmp_path}/x.npy'):
+        refused(lambda: load_data(data, depth=2), 'depth: an option of')
+
+
 def test_stand_ins(tmp_path):
     people = [(f's{k}/{n}.pgm', picture(k)) for k in range(1, 41) for n in (1, 2)]
     entries(tmp_path/'att_faces.zip', *people)

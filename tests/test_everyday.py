@@ -1,5 +1,8 @@
 "From pictures to a search, where settings are other than the page's."
 import inspect
+import json
+import shutil
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,7 +83,13 @@ def folder(tmp_path_factory):
 
 
 def test_pictures_are_read_as_asked_for(folder):
-    asked = all_of(load_pictures, data=folder, size=(16, 12), fit='pad', mode='L')
+    twice = folder.parent/'twice'
+    for i in range(10):
+        shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
+    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2)
+    images = load_pictures(**asked)
+    assert len(images.classes) == 10 and images.classes[0] == '0/0'
+    asked |= dict(data=folder, depth=1)
     images = load_pictures(**asked)
     assert images[0][0].shape == (1, 16, 12)
     usual = dict(size=None, fit='squash', mode=None)
@@ -236,3 +245,61 @@ def test_files_are_embedded_as_many_at_once_as_asked_for():
     assert asked == [(['a', 'b'], 2), (['c', 'd'], 2), (['e'], 2)]
     assert told == [(2, 5), (4, 5), (5, 5)]
     assert len(z) == 5 and kept == list('abcde') and skipped == {}
+
+
+@pytest.fixture
+def groups(tmp_path):
+    "Two groups of four classes of two pictures"
+    draw = np.random.default_rng(0)
+    for i in range(16):
+        path = tmp_path/'photos'/f'group {i % 2}'/f'class {i % 8}'/f'{i}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (16, 16), 'uint8')).save(path)
+    return tmp_path/'photos'
+
+
+def test_classes_below_the_first_folders_are_pointed_at_and_taken(groups):
+    with pytest.warns(UserWarning, match='in 8 folders below. If those .*, --depth 2 .depth=2. '):
+        assert load_pictures(groups, 16).classes == ['group 0', 'group 1']
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        images = load_pictures(groups, 16, depth=2)
+    assert len(images.classes) == 8 and images.classes[0] == 'group 0/class 0'
+    for where in ('group 0', ''):
+        shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/where/'high.png')
+    with pytest.warns(UserWarning, match='2 pictures lie above .*, group 0/high.png first') as said:
+        assert len(load_pictures(groups, 16, depth=2)) == 16
+    assert len(said) == 1
+    with pytest.raises(TypeError, match='depth: an option of digits is wanted'):
+        load_pictures('digits', depth=2)
+
+
+def test_the_depth_is_kept_with_the_training_and_the_network(groups, tmp_path):
+    settings = dict(body='lenet', weights='none', epochs=1, classes=2, per_class=2)
+    images = load_pictures(groups, (16, 16), mode='L', depth=2)
+    record = train_embedder(images, tmp_path/'model', **settings)
+    assert record['settings']['depth'] == 2
+    embedder = load_embedder(tmp_path/'model'/'embedder')
+    assert embedder.facts['depth'] == 2
+    shutil.copytree(groups/'group 0'/'class 0', groups/'group 0'/'class 0'/'deeper')
+    shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/'group 0'/'high.png')
+    index_folder(embedder, groups, tmp_path/'index')
+    facts = EmbeddingIndex.open(tmp_path/'index'/'index').metadata()
+    labels = {fact['path']: fact['label'] for fact in facts}
+    assert labels['group 0/class 0/deeper/0.png'] == labels['group 0/class 0/0.png']
+    assert set(labels.values()) == {*images.classes, 'group 0'}
+    shallow = load_pictures(groups, (16, 16), mode='L')
+    with pytest.raises(ValueError, match='depth 2 there, 1 now'):
+        train_embedder(shallow, tmp_path/'model', **settings)
+
+
+def test_a_record_of_before_there_was_a_depth_goes_on(vectors, groups, tmp_path):
+    settings = dict(out=tmp_path/'model', epochs=1, classes=4, per_class=2)
+    record = train_embedder(vectors, **settings)
+    del record['settings']['depth']
+    (tmp_path/'model'/'training.json').write_text(json.dumps(record))
+    assert train_embedder(vectors, **settings) == record
+    vectors = vectors.subset(range(len(vectors)))
+    vectors.depth = 2
+    with pytest.raises(ValueError, match='with depth 1 there, 2 now'):
+        train_embedder(vectors, **settings)

@@ -734,11 +734,11 @@ def _by_folder(
 ) -> tuple: # the pictures that are in a class, and the classes in order, as tuples of parts
     "Raises ValueError for folders without a picture, and for pictures above a depth from 2 up"
     inside = [p for p in pictures if len(p) > depth]
-    if depth > 1:
+    if depth > 1 or on_error == 'skip':                     # else those in the root are passed over
         above = ['/'.join(p) for p in pictures if len(p) <= depth]
         _check_depth(wanted, base, above, on_error)
-        if not inside:
-            raise ValueError(f'{wanted}, {base} holds none')
+    if pictures and not inside:
+        raise ValueError(f'{wanted}, {base} holds none')
     filled = {p[:k] for p in pictures for k in range(min(len(p), depth + 1))} | {()}
     known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
     empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them

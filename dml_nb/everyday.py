@@ -39,7 +39,7 @@ from torch import nn
 from .check import machine, versions, write_atomically, write_json
 from .core import check_number
 from .data import (
-    ImageSet, _is_picture, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
+    ImageSet, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
     split_by_image)
 from dml_nb.embedding import (
     BODIES, SMALL, Embedder, Pictures, create_embedder, is_timm, load_embedder, local_weights,
@@ -63,13 +63,6 @@ def load_pictures(
     taken = options_of(data)
     from_files = 'fit' in taken
     folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    if from_files and folder.is_dir() and depth == 1:       # deeper, `load_data` says so
-        loose = [file.name for file in sorted(folder.iterdir())
-                 if file.is_file() and _is_picture(file.name)]
-        if loose:
-            what = 'picture lies' if len(loose) == 1 else 'pictures lie'
-            warnings.warn(f'{data}: {len(loose):,} {what} in no folder of a class and will not be '
-                          f'read, {loose[0]} first', stacklevel=2)
     wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}

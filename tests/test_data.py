@@ -976,6 +976,19 @@ def test_classes_at_a_depth(kind, around, tmp_path):
         refused(lambda: load(depth=bad), 'depth: an integer from 1 up')
 
 
+@pytest.mark.parametrize('kind', ['folder', 'zip'])
+def test_pictures_beside_the_classes_are_named_where_faults_are_left_out(kind, tmp_path):
+    for name in 'ab':
+        paint(tmp_path/'in'/name/'1.png', 1)
+    paint(tmp_path/'in'/'cover.png', 2)
+    root = tmp_path/'in'
+    if kind == 'zip':
+        root = shutil.make_archive(str(tmp_path/'x'), 'zip', root)
+    with pytest.warns(UserWarning, match='1 picture lies above .*, cover.png first'):
+        images = load_data(root, on_error='skip')
+    assert images.classes == ['a', 'b'] and len(images) == 2 == len(load_data(root))
+
+
 def test_a_depth_is_refused_where_it_means_nothing(tmp_path):
     paint(tmp_path/'a.png', 1)
     (tmp_path/'x.csv').write_text('file,label\na.png,1')

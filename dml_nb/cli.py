@@ -971,7 +971,9 @@ def reproduce(
             measured.append(as_json(chosen) | result)
             if not json_:
                 console.print(side_by_side(chosen, *papers.beside(chosen, result['rows'])))
-                cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
+                cost = f"Measured in {result['seconds']:.0f} s."
+                if result['trainings']:
+                    cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
                 console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
         if json_:
             print(json.dumps(measured, indent=1))

@@ -556,6 +556,8 @@ def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
     assert measuring.pop('folder').resolve() == tmp_path/'out'/'runs'
     assert measuring == dict(scale='medium', workers=2, progress=False)
     assert '2 trainings, 3 s of training.' in pressed('reproduce', '--json').stdout
+    result['trainings'] = 0                                 # counted, or trained by its own code
+    assert 'Measured in 3 s.' in pressed('reproduce', '--json').stdout
 
 
 def test_bench_passes_every_option_on(pressed, arriving, tmp_path):

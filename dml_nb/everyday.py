@@ -79,7 +79,8 @@ def warn_of_depth(
     folder:Path, # of the folders of the classes, or of their groups
 ):
     "Warns where folders of folders were taken for classes."
-    places = [Path(path).relative_to(folder).parts[:-1] for path in images.source.paths]
+    read = [Path(images.source.paths[i]) for i in images.index]
+    places = [path.relative_to(folder).parts[:-1] for path in read]
     depth = min(map(len, places))
     deeper = {place[:depth] for place in places}
     names = {place[-1] for place in deeper}

@@ -265,6 +265,10 @@ def test_classes_below_the_first_folders_are_pointed_at_and_taken(groups):
         warnings.simplefilter('error')
         images = load_pictures(groups, 16, depth=2)
     assert len(images.classes) == 8 and images.classes[0] == 'group 0/class 0'
+    (groups/'group 0'/'broken.png').write_bytes(b'no picture')
+    with pytest.warns(UserWarning, match='8 folders below'):            # no hindrance
+        load_pictures(groups, 16)
+    (groups/'group 0'/'broken.png').unlink()
     for where in ('group 0', ''):
         shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/where/'high.png')
     with pytest.warns(UserWarning, match='2 pictures lie above .*, group 0/high.png first') as said:

@@ -357,7 +357,7 @@ class Processes:
     def wait(self):
         "Exit codes; a rank that waits for one that was killed gets an error of gloo's"
         for process in self.ranks:
-            process.join(90)
+            process.join(500)                           # against hanging
             if process.exitcode is None:
                 process.kill()
                 process.join()

@@ -28,11 +28,22 @@ BASE = Recipe(
 #: And a callback that watches.
 WATCHED = replace(
     BASE, callback='PairStatistics', callback_options=dict(every=2), steps=64, every=8)
+#: A run that waits at a step, if one is given, so that it cannot end before it is killed.
 RUN = """
-import json, sys
+import json, sys, time
 from dml_nb import experiment
 experiment.CHECKPOINT_STEPS = 4
-folder, fields = sys.argv[1:]
+folder, fields, waits = sys.argv[1:]
+
+
+class Waits(experiment.QuietCheckpoints):
+    def after_batch(self):
+        super().after_batch()
+        if self.training and str(self.train_iter) == waits:
+            time.sleep(600)
+
+
+experiment.QuietCheckpoints = Waits
 result = experiment.run(experiment.Recipe(**json.loads(fields)), device='cpu', folder=folder)
 print(json.dumps({key: value for key, value in result.items() if key != 'seconds'}))
 """
@@ -44,6 +55,20 @@ if __name__ == '__main__':
     recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
     experiment.run_many(recipes, folder, workers=2, progress=False)
 """
+#: One whose runs with seed 2 do not end, so that it cannot end before it is stopped.
+ENDLESS = """
+import time
+from dml_nb import experiment
+
+
+def run_on(recipe, *args, run_on=experiment.run_on):
+    if recipe.seed == 2:
+        time.sleep(600)
+    return run_on(recipe, *args)
+
+
+experiment.run_on = run_on                                  # in each process, which reads this file
+""" + SWEEP
 #: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
 DEADLY = """
 import os, signal
@@ -108,20 +133,19 @@ def wait_for(process, there):
 def test_a_run_goes_on_where_it_was_killed(recipe, tmp_path):
     script = tmp_path/'run.py'
     script.write_text(RUN)
-    whole = output_of(start(script, str(tmp_path/'whole'), fields_of(recipe)))
+    whole = output_of(start(script, str(tmp_path/'whole'), fields_of(recipe), 'never'))
     assert not list((tmp_path/'whole').iterdir()), 'checkpoints of a finished run are removed'
     folder = tmp_path/'killed'
     rng = random.Random(0)
-    reached = []
-    for _ in range(2):
-        process = start(script, str(folder), fields_of(recipe))
+    for waits in (recipe.steps - 16, recipe.steps - 1):     # new checkpoints lie before each
         before = steps_in(folder)
+        process = start(script, str(folder), fields_of(recipe), str(waits))
         wait_for(process, lambda: set(steps_in(folder)) - set(before))
         time.sleep(.1 * rng.random())
         kill(process)
-        reached.append(max(steps_in(folder), default=0))
-    assert 0 < reached[0] < recipe.steps, 'it was killed on its way'
-    assert output_of(start(script, str(folder), fields_of(recipe))) == whole
+        assert process.returncode == -signal.SIGKILL
+        assert 0 < max(steps_in(folder)) < recipe.steps
+    assert output_of(start(script, str(folder), fields_of(recipe), 'never')) == whole
     assert not list(folder.iterdir())
 
 
@@ -144,11 +168,12 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize('stop', ['all', 'parent', 'Ctrl-C'])
 def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
-    script = tmp_path/'sweep.py'
+    endless, script = tmp_path/'endless.py', tmp_path/'sweep.py'
+    endless.write_text(ENDLESS)
     script.write_text(SWEEP)
     folder = tmp_path/'stopped'
     rng = random.Random(1)
-    process = start(script, str(folder), *map(fields_of, RECIPES))
+    process = start(endless, str(folder), *map(fields_of, RECIPES))
     wait_for(process, lambda: list(folder.glob('*.json')))
     time.sleep(.3 * rng.random())
     if stop == 'all':
@@ -159,7 +184,8 @@ def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
     assert process.returncode != 0 and 0 < len(results_of(folder)) < len(RECIPES)
     output_of(start(script, str(folder), *map(fields_of, RECIPES)))
     assert results_of(folder) == whole and len(whole) == len(RECIPES)
-    assert {path.suffix for path in folder.iterdir()} == {'.json'}
+    left = [path for path in folder.iterdir() if not path.name.startswith('.')]
+    assert {path.suffix for path in left} == {'.json'}      # a hidden file is one half written
 
 
 def test_a_recipe_that_fails_in_its_process_is_named(tmp_path):

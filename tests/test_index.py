@@ -76,7 +76,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(operation, min_size=1, max_size=25))
 def test_random_work_as_with_a_dictionary(operations):
     index, stored, facts, next_id = EmbeddingIndex(3), {}, {}, 0
@@ -501,14 +501,17 @@ def save_forever(folder, started):
 def test_kill_while_saving_leaves_old_or_new(tmp_path):
     folder, random, seen = tmp_path/'index', np.random.default_rng(0), set()
     versions()[0].save(folder)
+    longest = .05                                       # seconds until the kill
     for attempt in range(250):
-        if attempt >= 50 and len(seen) == 2:             # on a busy machine one may take longer
-            break
+        if attempt >= 50:
+            if len(seen) == 2:
+                break
+            longest *= 1.05                             # where a disk is slow one takes longer
         started = forked.Event()
         child = forked.Process(target=save_forever, args=(folder, started))
         child.start()
         assert started.wait(60)
-        time.sleep(random.uniform(.001, .05))
+        time.sleep(random.uniform(.001, min(longest, 5)))
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         index = EmbeddingIndex.open(folder)
@@ -608,6 +611,7 @@ for kind in ('flat', 'hnsw', 'ivfpq'):
 
 
 def test_rows_removed_before_they_joined_the_structure():
+    torch.manual_seed(0)
     index = EmbeddingIndex(8, 'hnsw')
     index.add(torch.randn(50, 8))
     index.search(torch.randn(1, 8))

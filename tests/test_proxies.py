@@ -144,7 +144,7 @@ def in_a_process(folder, step=None):
     folder.mkdir(exist_ok=True)
     process = mp.get_context('spawn').Process(target=train_to_the_end, args=(folder, step))
     process.start()
-    process.join(120)
+    process.join(500)                                   # against hanging
     return process.exitcode
 
 

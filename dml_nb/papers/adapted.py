@@ -640,7 +640,7 @@ EXHIBITS = [
         '003', 'figure6', 'MNIST: t-SNE of both embeddings',
         [dict(loss=name, seen=_UNREADABLE) for name in ('original', 'adapted')],
         'lines 189 and 196', 'stand-in', 'The digits of scikit-learn stand in for MNIST.',
-        measure=partial(_trained_rows, 'figure4', dict(zip(_STANDING_APART, _STANDING_APART)))),
+        measure=partial(_trained_rows, 'figure4', {name: name for name in _STANDING_APART})),
     Exhibit(
         '003', 'table1a', 'CARS196: Recall@K', _printed_rows('table1a'), 'lines 205-210',
         'stand-in', 'The training half of Cars196, with features of a frozen SqueezeNet.',

@@ -33,6 +33,7 @@ from dml_nb.noise import noisy_images, symmetric_noise
 lists = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'index-files'
 with_lists = pytest.mark.skipif(not lists.is_dir(), reason='DML_NB_DATA holds no index-files')
 quick = settings(
+    derandomize=True,
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 

@@ -26,7 +26,8 @@ def plain_signatures(cell):
             if kind in shown:
                 text = ''.join(shown[kind])
                 text = text.replace(':NoneType=None', '=None').replace('__main__.', '')
-                shown[kind] = re.sub(r'^```python\n.*?^```', folded, text, flags=re.S | re.M)
+                text = re.sub(r'^```python\n.*?^```', folded, text, flags=re.S | re.M)
+                shown[kind] = upright(text) if kind == 'text/markdown' else text
 
 
 def folded(signature):
@@ -35,6 +36,11 @@ def folded(signature):
     return '\n'.join(
         textwrap.fill(line, 100, subsequent_indent='        # ' if ' # ' in line else '    ')
         if len(line) > 100 else line for line in lines)
+
+
+def upright(text):
+    "Below a signature no italics, which nbdev ends at the first line of a docstring"
+    return re.sub(r'(^```python\n[^`]*^```\n\n)\*(.+)\*$', r'\1\2', text, flags=re.M)
 
 
 def captions(cell):
@@ -66,6 +72,13 @@ def no_mail(cell):
     if cell.cell_type == 'code':
         cell.source = re.sub(r'^#\| fig-cap:.*$', lambda line: written(line[0]), cell.source,
                              flags=re.M)
+
+
+def no_chance_links(cell):
+    "Names of losses are no links to functions that happen to be called the same."
+    from dml_nb.losses.catalogue import LOSSES
+    names = '|'.join(LOSSES)
+    rewrite(cell, lambda text: re.sub(rf'\[`({names})`\]\([^)]*\)', r'`\1`', text))
 
 
 def hold_intervals(cell):

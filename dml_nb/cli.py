@@ -333,8 +333,8 @@ def stopped_with_runs(
     return f'stopped; finished runs are kept in {Path(out)/"runs"} and used by the same command'
 
 # %% ../nbs/63_cli.ipynb #3373d76c
-@app.command()
-def compare(
+@app.command('compare')
+def run_compare(
     data:Annotated[str, typer.Option(
         help='digits, fashion_mnist, omniglot, or folder:PATH with a folder of images for each '
              'class.')] = 'digits',
@@ -578,8 +578,8 @@ def stopped_training(
             'begins anew')
 
 # %% ../nbs/63_cli.ipynb #41c92478
-@app.command()
-def train(
+@app.command('train')
+def run_train(
     data:Annotated[str, typer.Argument(
         help='A folder with a folder of pictures for each class; a .zip of such folders; a .csv '
              'with the columns file and label; features:FILE; or a name such as omniglot.')],
@@ -724,8 +724,8 @@ def chosen_part(
     return images, part
 
 # %% ../nbs/63_cli.ipynb #e45165e4
-@app.command()
-def evaluate(
+@app.command('evaluate')
+def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     part:Annotated[str, typer.Option(
@@ -775,8 +775,8 @@ def evaluate(
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
 
 # %% ../nbs/63_cli.ipynb #96f162aa
-@app.command()
-def embed(
+@app.command('embed')
+def run_embed(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     out:Annotated[str, typer.Option(help='The file, .npz.')] = 'embeddings.npz',
@@ -809,8 +809,8 @@ def embed(
               f"in {path}; next: {shlex.join(['dml', 'train', f'features:{path}'])}")
 
 # %% ../nbs/63_cli.ipynb #bf2a0b9d
-@app.command()
-def index(
+@app.command('index')
+def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     images:Annotated[str, typer.Argument(help='A folder of pictures, at any depth.')],
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
@@ -845,8 +845,8 @@ def index(
               f"{found['pictures']:,} pictures are in {folder}{left}; next: {following}")
 
 # %% ../nbs/63_cli.ipynb #9a5ee6e9
-@app.command()
-def search(
+@app.command('search')
+def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
@@ -882,8 +882,8 @@ def search(
             print(f'wrote {html}')
 
 # %% ../nbs/63_cli.ipynb #46cf2f99
-@app.command()
-def browse(
+@app.command('browse')
+def run_browse(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     other:Annotated[str, typer.Option(
         help='Another index of the same pictures, to see both side by side.')] = None,
@@ -935,8 +935,8 @@ def as_json(
     return {name: getattr(exhibit, name) for name in names}
 
 # %% ../nbs/63_cli.ipynb #19652c21
-@app.command()
-def reproduce(
+@app.command('reproduce')
+def run_reproduce(
     exhibit:Annotated[str, typer.Argument(
         help='As 003/figure5; a paper alone, as 003, lists its tables and figures; nothing lists '
              'all.')] = '',

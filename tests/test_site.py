@@ -81,3 +81,18 @@ def test_help_leads_to_a_published_page(tmp_path):
                                '\n'.join(modules), re.M))
     assert len(addresses) > 30
     assert addresses <= {file.name for file in tmp_path.glob('*.md')}
+
+
+def test_docstrings_are_upright_below_signatures():
+    shown = '### f\n\n```python\ndef f(\n    a, # *\n):\n```\n\n*First line,*\nand *more* of it.'
+    code = mk_cell('show_doc(f)', 'code')
+    code.outputs = [dict(data={'text/markdown': [shown]})]
+    _docs.plain_signatures(code)
+    assert code.outputs[0]['data']['text/markdown'] == shown.replace('*First line,*', 'First line,')
+
+
+def test_names_of_losses_are_no_links_by_chance():
+    links = '[`circle`](https://x.org/plots.html#circle)', '[`Circle`](https://x.org/c.html#Circle)'
+    text = mk_cell(' and '.join(links), 'markdown')
+    _docs.no_chance_links(text)
+    assert text.source == f'`circle` and {links[1]}'

@@ -40,7 +40,7 @@ def folded(signature):
 
 def upright(text):
     "Below a signature no italics, which nbdev ends at the first line of a docstring"
-    return re.sub(r'(^```python\n[^`]*^```\n\n)\*(.+)\*$', r'\1\2', text, flags=re.M)
+    return re.sub(r'(^```python\n.*?^```\n\n)\*([^\n]+)\*$', r'\1\2', text, flags=re.S | re.M)
 
 
 def captions(cell):

@@ -84,7 +84,7 @@ def test_help_leads_to_a_published_page(tmp_path):
 
 
 def test_docstrings_are_upright_below_signatures():
-    shown = '### f\n\n```python\ndef f(\n    a, # *\n):\n```\n\n*First line,*\nand *more* of it.'
+    shown = '### f\n\n```python\ndef f(\n    a, # * and `b`\n):\n```\n\n*First line,*\nand *more* of it.'
     code = mk_cell('show_doc(f)', 'code')
     code.outputs = [dict(data={'text/markdown': [shown]})]
     _docs.plain_signatures(code)

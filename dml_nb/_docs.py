@@ -86,6 +86,20 @@ def hold_intervals(cell):
     rewrite(cell, lambda text: text.replace('± ', '±\u00a0'))
 
 
+class finished_sentences:
+    "End with a full stop what ends with a colon where the code that followed is not shown."
+    def __init__(self, nb):
+        self.nb = nb
+
+    def begin(self):
+        for cell, following in zip(self.nb.cells, self.nb.cells[1:]):
+            if cell.cell_type == following.cell_type == 'markdown' and cell.source.endswith(':'):
+                cell.source = cell.source[:-1] + '.'
+
+    def __call__(self, cell):
+        pass
+
+
 class launch_link:
     "Put a link that opens the page in Colab, and what to run there first, below each page's title."
     def __init__(self, nb):

@@ -2,6 +2,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from nbdev.frontmatter import FrontmatterProc
 from nbdev.process import NBProcessor, mk_cell
@@ -96,3 +97,11 @@ def test_names_of_losses_are_no_links_by_chance():
     text = mk_cell(' and '.join(links), 'markdown')
     _docs.no_chance_links(text)
     assert text.source == f'`circle` and {links[1]}'
+
+
+def test_sentences_before_hidden_code_are_finished():
+    nb = SimpleNamespace(cells=[
+        mk_cell('What is kept:', 'markdown'), mk_cell('kept', 'code'),
+        mk_cell('What is hidden:', 'markdown'), mk_cell('## Next', 'markdown')])
+    _docs.finished_sentences(nb).begin()
+    assert [cell.source for cell in nb.cells[::2]] == ['What is kept:', 'What is hidden.']

@@ -59,6 +59,8 @@ def rewrite(cell, change):
             shown['text/markdown'] = change(''.join(shown['text/markdown']))
 
 
+#: Characters of a cell, in Markdown, from which on its column is wide on a phone.
+LONG_TEXT = 60
 #: What Markdown keeps as it is written, and the @ of a word elsewhere.
 AT_SIGN = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|\]\([^)]*\)|https?://\S+|(?<=\w)@(?=\w)', re.S)
 
@@ -81,9 +83,37 @@ def no_chance_links(cell):
     rewrite(cell, lambda text: re.sub(rf'\[`({names})`\]\([^)]*\)', r'`\1`', text))
 
 
+#: What stays as it is written, headings too, whose addresses would change; and a term of a sum.
+TERM = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|^#.*?$|\bL\^([WLG])\b', re.S | re.M)
+
+
+def typeset_terms(cell):
+    "Show L^W, L^L and L^G of the discrepancy paper as mathematics, which tables write plainly."
+    def written(found):
+        return rf'$L^{{\mathcal {found[1]}}}$' if found[1] else found[0]
+
+    rewrite(cell, lambda text: TERM.sub(written, text))
+
+
 def hold_intervals(cell):
     "Keep ± and the number after it on one line, so that a narrow cell has two lines and not three."
     rewrite(cell, lambda text: text.replace('± ', '±\u00a0'))
+
+
+def wide_columns(cell):
+    "Mark columns of long texts, which styles.css keeps readable on a phone, where a table scrolls."
+    rewrite(cell, lambda text: re.sub(r'(?:^\|.*\|[ \t]*$\n?){3,}', marked, text, flags=re.M))
+
+
+def marked(table):
+    "A matched table with a mark in the headings of columns in which a text is long"
+    heads, rule, *rows = [re.split(r'(?<!\\)\|', line.strip())[1:-1]
+                          for line in table[0].splitlines()]
+    for i in range(len(heads)):
+        if max(len(row[i]) for row in rows if i < len(row)) > LONG_TEXT:
+            heads[i] = f'{heads[i].rstrip()} <span class="wide"></span> '
+    first = f"|{'|'.join(heads)}|"
+    return '\n'.join([first, *table[0].split('\n')[1:]])
 
 
 class finished_sentences:

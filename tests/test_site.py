@@ -105,3 +105,22 @@ def test_sentences_before_hidden_code_are_finished():
         mk_cell('What is hidden:', 'markdown'), mk_cell('## Next', 'markdown')])
     _docs.finished_sentences(nb).begin()
     assert [cell.source for cell in nb.cells[::2]] == ['What is kept:', 'What is hidden.']
+
+
+def test_columns_of_long_texts_are_marked():
+    table = ['| a | b \\\\| c | d |', '|---|---|--:|', f'| 1 | {"long " * 20}| 2 |', '| 3 | 4 | 5 |']
+    text = mk_cell('\n'.join(['Before | it.', '', *table, '', 'After.']), 'markdown')
+    _docs.wide_columns(text)
+    marked = table[0].replace(' | d', ' <span class="wide"></span> | d')
+    assert text.source == '\n'.join(['Before | it.', '', marked, *table[1:], '', 'After.'])
+    short = mk_cell('\n'.join(table[:2] + table[3:]), 'markdown')
+    _docs.wide_columns(short)
+    assert 'wide' not in short.source
+
+
+def test_terms_are_typeset():
+    kept = '`L^W`, $L^W$, L^{W}, HL^W'
+    text = mk_cell(f'# L^W\nTrip + L^W, “L^L”, {kept}', 'markdown')
+    _docs.typeset_terms(text)
+    terms = r'Trip + $L^{\mathcal W}$, “$L^{\mathcal L}$”'
+    assert text.source == f'# L^W\n{terms}, {kept}'

@@ -653,6 +653,7 @@ class Anchors(ProxyAnchor):
 '''
 
 
+@pytest.mark.long
 def test_a_loss_in_a_file_of_your_own(drawings, tmp_path, dml):
     file = tmp_path/'my losses.py'
     file.write_text(own_losses)

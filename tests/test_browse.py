@@ -185,8 +185,8 @@ def browser():
         opened.close()
 
 
-@pytest.fixture(params=['light', *(pytest.param(look, marks=pytest.mark.long)
-                                   for look in ('dark', 'phone'))])
+@pytest.fixture(params=[pytest.param(look, marks=pytest.mark.long)
+                        for look in ('light', 'dark', 'phone')])
 def tab(browser, request):
     "A page on which no error may come up, and which is never wider than the screen"
     size = dict(width=390, height=800) if request.param == 'phone' else dict(width=1200, height=900)

@@ -55,20 +55,6 @@ if __name__ == '__main__':
     recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
     experiment.run_many(recipes, folder, workers=2, progress=False)
 """
-#: One whose runs with seed 2 do not end, so that it cannot end before it is stopped.
-ENDLESS = """
-import time
-from dml_nb import experiment
-
-
-def run_on(recipe, *args, run_on=experiment.run_on):
-    if recipe.seed == 2:
-        time.sleep(600)
-    return run_on(recipe, *args)
-
-
-experiment.run_on = run_on                                  # in each process, which reads this file
-""" + SWEEP
 #: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
 DEADLY = """
 import os, signal
@@ -168,12 +154,11 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize('stop', ['all', 'parent', 'Ctrl-C'])
 def test_a_sweep_goes_on_where_it_was_stopped(stop, whole, tmp_path):
-    endless, script = tmp_path/'endless.py', tmp_path/'sweep.py'
-    endless.write_text(ENDLESS)
+    script = tmp_path/'sweep.py'
     script.write_text(SWEEP)
     folder = tmp_path/'stopped'
     rng = random.Random(1)
-    process = start(endless, str(folder), *map(fields_of, RECIPES))
+    process = start(script, str(folder), *map(fields_of, RECIPES))
     wait_for(process, lambda: list(folder.glob('*.json')))
     time.sleep(.3 * rng.random())
     if stop == 'all':

@@ -638,14 +638,14 @@ def _check_classes(name, labels, classes):
         raise ValueError(f'{name}: at least two classes are wanted, {len(present)} was given')
 
 
-def _check_filled(wanted, base, empty, on_error='raise'):
-    "ValueError for folders of classes without a picture; with 'skip' a warning: they are left out"
-    if empty and on_error != 'skip':
-        raise ValueError(f'{wanted}, {base}/{min(empty)} holds no pictures')
-    if empty:
-        what = 'folder holds' if len(empty) == 1 else 'folders hold'
-        warnings.warn(f'{base}: {len(empty):,} {what} no picture and will not be read, '
-                      f'{min(empty)} first', stacklevel=5)
+def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
+    "ValueError naming the first that does not fit; with 'skip' a warning: they are left out"
+    if faulty and on_error != 'skip':
+        raise ValueError(f'{wanted}, {base}/{min(faulty)} {verb}s {what}')
+    if faulty:
+        counted = f'1 {noun} {verb}s' if len(faulty) == 1 else f'{len(faulty):,} {noun}s {verb}'
+        warnings.warn(f'{base}: {counted} {what} and will not be read, {min(faulty)} first',
+                      stacklevel=5)
 
 
 def _check_files(name, base, files):
@@ -714,16 +714,6 @@ def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 c
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
 
 # %% ../nbs/30_data.ipynb #8e4102da
-def _check_depth(wanted, base, above, on_error):
-    "ValueError for pictures above the folders of classes; with 'skip' a warning: they are left out"
-    if above and on_error != 'skip':
-        raise ValueError(f'{wanted}, {base}/{min(above)} lies above them')
-    if above:
-        what = 'picture lies' if len(above) == 1 else 'pictures lie'
-        warnings.warn(f'{base}: {len(above):,} {what} above the folders of the classes and will '
-                      f'not be read, {min(above)} first', stacklevel=5)
-
-
 def _by_folder(
     wanted, # how errors begin
     base, # where they lie, for errors
@@ -736,13 +726,13 @@ def _by_folder(
     inside = [p for p in pictures if len(p) > depth]
     if depth > 1 or on_error == 'skip':                     # else those in the root are passed over
         above = ['/'.join(p) for p in pictures if len(p) <= depth]
-        _check_depth(wanted, base, above, on_error)
+        _leave_out(wanted, base, above, 'picture', 'lie', 'above the folders of classes', on_error)
     if pictures and not inside:
         raise ValueError(f'{wanted}, {base} holds none')
     filled = {p[:k] for p in pictures for k in range(min(len(p), depth + 1))} | {()}
     known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
     empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them
-    _check_filled(wanted, base, empty, on_error)
+    _leave_out(wanted, base, empty, 'folder', 'hold', 'no pictures', on_error)
     return inside, sorted({p[:depth] for p in inside})
 
 # %% ../nbs/30_data.ipynb #27a7f561

@@ -923,7 +923,7 @@ def test_archives_in_one_folder_and_with_clutter(tmp_path):
             inside = [(f'{prefix}{n}', content) for n, content in (*good, empty)]
             archive = entries(tmp_path/'empty.zip', *inside)
             refused(lambda: load_data(archive), f'{prefix}c holds')
-            with pytest.warns(UserWarning, match='1 folder holds no picture .* c first'):
+            with pytest.warns(UserWarning, match='1 folder holds no pictures .* c first'):
                 assert load_data(archive, on_error='skip').classes == ['a', 'b']
 
 
@@ -933,7 +933,7 @@ def test_folders_without_a_picture_are_left_out_and_named(tmp_path):
     for name in 'ac':
         (tmp_path/name/'1.png').write_bytes(picture(1))
     refused(lambda: load_data(tmp_path), 'b holds no pictures')
-    with pytest.warns(UserWarning, match='2 folders hold no picture .* b first'):
+    with pytest.warns(UserWarning, match='2 folders hold no pictures .* b first'):
         images = load_data(tmp_path, on_error='skip')
     assert images.classes == ['a', 'c'] and images.labels.tolist() == [0, 1]
 
@@ -968,8 +968,8 @@ def test_classes_at_a_depth(kind, around, tmp_path):
         skipping = load(depth=2, on_error='skip')
     assert skipping.sha256() == images.sha256() and skipping.classes == kinds
     said = sorted(str(warning.message).partition(': ')[2] for warning in said)
-    assert said == ['1 folder holds no picture and will not be read, z first',
-                    '2 pictures lie above the folders of the classes and will not be read, 8.png '
+    assert said == ['1 folder holds no pictures and will not be read, z first',
+                    '2 pictures lie above the folders of classes and will not be read, 8.png '
                     'first']
     with pytest.warns(UserWarning, match='10 pictures lie above'):
         refused(lambda: load(depth=5, on_error='skip'), 'at depth 5 per class')

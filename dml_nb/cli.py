@@ -264,10 +264,20 @@ def progress_bar(
     "How much of all is done, and the time left; nothing where there is no terminal."
     console = Console(stderr=stderr)
     columns = [
-        TextColumn('{task.description:<28}'), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
-        TimeRemainingColumn(),
+        TextColumn('{task.description:<28}', markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn(unit), TimeRemainingColumn(),
     ]
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def reading_bar(
+    data:str, # what is read
+): # gives a function (pictures read, of all) -> None
+    "A bar while pictures are read, which takes a while with many."
+    with progress_bar('pictures', stderr=True) as bar:
+        task = bar.add_task(f'reading {data}', total=None)
+        yield lambda done, count: bar.update(task, completed=done, total=count)
 
 
 def run_comparison(
@@ -333,6 +343,11 @@ def stopped_with_runs(
     return f'stopped; finished runs are kept in {Path(out)/"runs"} and used by the same command'
 
 # %% ../nbs/63_cli.ipynb #3373d76c
+Depth = Annotated[int, typer.Option(
+    min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in those, as '
+                'photos/GROUP/CLASS.')]
+
+
 @app.command('compare')
 def run_compare(
     data:Annotated[str, typer.Option(
@@ -352,6 +367,7 @@ def run_compare(
     )] = False,
     size:Annotated[int, typer.Option(
         min=5, help='Side in pixels to which the images of a folder are brought.')] = None,
+    depth:Depth = 1,
     threads:Annotated[int, typer.Option(
         min=1, help='Threads of torch; another number may change the last digits.')] = 1,
     fresh:Annotated[bool, typer.Option(
@@ -378,16 +394,20 @@ def run_compare(
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
         taken = options_of(data)
-        if size is not None and 'size' not in taken:
-            fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
-                 f'{size} was given')
-        options = {} if size is None else dict(size=size)
-        if 'on_error' in taken:
-            options['on_error'] = 'skip'                    # as `dml train`; warns and names one
-        images = load_data(data, **options)
+        options = {}
+        for name, value in dict(size=size, depth=None if depth == 1 else depth).items():
+            if value is not None and name not in taken:
+                fail(f'--{name}: no {name} is wanted with --data {data}, only with images in '
+                     f'folders, {value} was given')
+            if value is not None:
+                options[name] = value
+        with reading_bar(data) as tell:
+            if 'on_error' in taken:                         # as `dml train`; warns and names one
+                options |= dict(on_error='skip', tell=tell)
+            images = load_data(data, **options)
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
-            threads=threads)
+            depth=depth, threads=threads)
         run_comparison(images, settings, folder, fresh)
 
 # %% ../nbs/63_cli.ipynb #7c38be94
@@ -500,14 +520,6 @@ def model_folder(
          'embedder in it')
 
 
-def say_reading(
-    data:str,
-):
-    "On a terminal, for the reading of many pictures takes a while and has no bar."
-    if sys.stderr.isatty():
-        print(f'reading {data}', file=sys.stderr, flush=True)
-
-
 def check_index(
     path:str, # from `dml index`
 ):
@@ -600,9 +612,7 @@ def run_train(
     grey:Annotated[bool, typer.Option(
         '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
                        'and not mirrored.')] = False,
-    depth:Annotated[int, typer.Option(
-        min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in '
-                    'those, as photos/GROUP/CLASS.')] = 1,
+    depth:Depth = 1,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -638,8 +648,8 @@ def run_train(
         from dml_nb.everyday import check_body, load_pictures, train_embedder
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
-        say_reading(data)
-        images = load_pictures(data, size, mode='L' if grey else None, depth=depth)
+        with reading_bar(data) as tell:
+            images = load_pictures(data, size, mode='L' if grey else None, depth=depth, tell=tell)
         try:
             with progress_bar('epochs', stderr=json_) as bar, quiet:
                 record = train_embedder(
@@ -661,6 +671,10 @@ def run_train(
         print(f'the model is in {folder}; next: {following}')
 
 # %% ../nbs/63_cli.ipynb #37aaca05
+DepthOrTrained = Annotated[int, typer.Option(
+    min=1, help='Where the classes are, as for dml train; as in the training if it is not given.')]
+
+
 def load_model(
     path:str,
 ): # `Embedder`
@@ -673,15 +687,17 @@ def load_model(
 def pictures_for(
     embedder, # `Embedder`
     data:str,
+    depth:int=None, # of the folders that are the classes; None: as in the training
 ): # `ImageSet`
-    "Pictures of the size and colours that the embedder takes, of classes as in its training."
+    "Pictures of the size and colours that the embedder takes."
     from dml_nb.data import options_of
     from dml_nb.everyday import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
-    depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
-    say_reading(data)
-    return load_pictures(data, embedder.size, embedder.fit, mode, depth)
+    if depth is None:
+        depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
+    with reading_bar(data) as tell:
+        return load_pictures(data, embedder.size, embedder.fit, mode, depth, tell)
 
 
 def embedded(
@@ -734,6 +750,7 @@ def run_evaluate(
     )] = 'auto',
     classes:Annotated[int, typer.Option(
         min=0, help='How many of the worst classes to list.')] = 5,
+    depth:DepthOrTrained = None,
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -748,7 +765,7 @@ def run_evaluate(
         model_folder(model)
         check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
-        images, part = chosen_part(model, embedder, pictures_for(embedder, data), part)
+        images, part = chosen_part(model, embedder, pictures_for(embedder, data, depth), part)
         from dml_nb.retrieval import evaluate as measure
         report = measure(embedded(embedder, images), images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
@@ -780,6 +797,7 @@ def run_embed(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     out:Annotated[str, typer.Option(help='The file, .npz.')] = 'embeddings.npz',
+    depth:DepthOrTrained = None,
     json_:Json = False,
 ):
     """Write embeddings with their labels into a file of arrays.
@@ -796,7 +814,7 @@ def run_embed(
         model_folder(model)
         check_data(data)
         embedder = load_model(model)
-        images = pictures_for(embedder, data)
+        images = pictures_for(embedder, data, depth)
         import numpy as np
         from dml_nb.check import write_atomically
         z = embedded(embedder, images).numpy()
@@ -816,6 +834,7 @@ def run_index(
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
         help='flat (exact), or hnsw or ivfpq for millions of pictures.')] = 'flat',
+    depth:DepthOrTrained = None,
     json_:Json = False,
 ):
     """Put every picture of a folder into an index, to be searched.
@@ -836,7 +855,7 @@ def run_index(
             task = bar.add_task('indexing', total=None)
             found = index_folder(
                 embedder, images, folder, kind,
-                lambda done, files: bar.update(task, completed=done, total=files))
+                lambda done, files: bar.update(task, completed=done, total=files), depth)
         for why in found['skipped'].values():
             print(f'dml: left out {why}', file=sys.stderr)
         left = f", {len(found['skipped'])} left out" if found['skipped'] else ''

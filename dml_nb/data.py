@@ -17,6 +17,7 @@ __all__ = ['ImageSet', 'load_data', 'split_by_image', 'split_by_class']
 import csv, gzip, hashlib, inspect, json, math, mmap, os, pickle, posixpath, re, stat
 import tempfile, warnings, zipfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -663,14 +664,22 @@ def _check_files(name, base, files):
                                 f'{len(missing):,} are missing, {missing[0]} first')
 
 # %% ../nbs/30_data.ipynb #5c5324aa
-def _without_broken(images) -> ImageSet:
+def _without_broken(images, tell=None) -> ImageSet:
     "Read every picture once; those that cannot be read are left out, counted and named"
     source = images.source
-    for i in range(len(source)):
+
+    def fault(i):
         try:
             source[i]
         except (ValueError, FileNotFoundError) as error:
-            source.skipped[i] = str(error)
+            return str(error)
+
+    with ThreadPoolExecutor() as pool:                      # PIL decodes several at once
+        for i, found in enumerate(pool.map(fault, range(len(source)))):
+            if found is not None:
+                source.skipped[i] = found
+            if tell is not None:
+                tell(i + 1, len(source))
     if not source.skipped: return images
     images = images.subset(~np.isin(images.index, list(source.skipped)))
     images.skipped = tuple(str(source.paths[i]) for i in source.skipped)
@@ -691,6 +700,7 @@ def _picture_set(
     split=None, # (N,) strings
     camera=None, # (N,) integers
     on_error='raise', # or 'skip'
+    tell=None, # with 'skip': (pictures read, of all) -> None
     **options, # of `ImageFiles`
 ) -> ImageSet:
     "The set that a table describes; raises as this section says"
@@ -701,7 +711,7 @@ def _picture_set(
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)
     images = ImageSet(source, labels, classes, camera, split, name)
-    return _without_broken(images) if on_error == 'skip' else images
+    return _without_broken(images, tell) if on_error == 'skip' else images
 
 # %% ../nbs/30_data.ipynb #c3fd3e02
 def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 classes
@@ -1504,7 +1514,8 @@ def _lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSet:
     if pairs is not None:
         files = [p.relative_to(faces).as_posix() for p in images.source.paths]
         images.pairs = _lfw_pairs(near/pairs, files)
-    return _without_broken(images) if options.get('on_error') == 'skip' else images
+    if options.get('on_error') != 'skip': return images
+    return _without_broken(images, options.get('tell'))
 
 # %% ../nbs/30_data.ipynb #e6252d40
 def _small_csv(name, root, original, **options) -> ImageSet:
@@ -1568,7 +1579,7 @@ def _options_of(reader) -> list:
     parameters = inspect.signature(reader).parameters
     names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
     if 'options' in parameters:
-        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error') if n not in names]
+        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error', 'tell') if n not in names]
     return names
 
 
@@ -1584,7 +1595,7 @@ def load_data(
     name_or_path, # a name of the table above, 'name:PATH', or the path of a folder or file
     root=None, # where a named set lies: its folder, or the one around it; None: `$DML_NB_DATA`
     download:bool=False, # fetch the set if it is not there and can be fetched
-    **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, depth=, ...
+    **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, tell=, depth=, ...
 ) -> ImageSet:
     """Any of the sources by name.
 

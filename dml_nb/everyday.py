@@ -57,13 +57,15 @@ def load_pictures(
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
     depth:int=1, # of the folders that are the classes: 2 for photos/GROUP/CLASS
+    tell=None, # (pictures read, of all) -> None
 ) -> ImageSet:
     """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
     the folders of the classes. Raises as `load_data`."""
     taken = options_of(data)
     from_files = 'fit' in taken
     folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode)
+    wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode,
+                  tell=tell)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
     if depth != 1:
@@ -449,6 +451,7 @@ def index_folder(
     out, # folder of the index, made if need be
     kind:str='flat', # as in `EmbeddingIndex`
     tell=None, # (files done, of all) -> None
+    depth:int=None, # of the folders that are the labels; None: as in the embedder's training
 ) -> dict: # pictures, skipped: {file: why}, root
     """Embed every picture and write the index, replacing one that is there.
 
@@ -461,11 +464,13 @@ def index_folder(
     files = Pictures(root, None, None, 'cut').items
     if not files:
         raise ValueError(f'images: pictures are wanted in {folder}, none was found')
+    if depth is not None:
+        check_number('depth', depth, lo=1, integer=True)
     z, kept, skipped = embed_readable(embedder, files, tell=tell)
     base = root if root.is_dir() else root.parent
     index = EmbeddingIndex(z.shape[1], kind)
     facts = getattr(embedder, 'facts', {})
-    depth = facts.get('depth', 1)
+    depth = facts.get('depth', 1) if depth is None else depth
     places = [file.relative_to(base) for file in kept]
     index.add(z, metadata=[
         dict(path=place.as_posix(), label='/'.join(place.parts[:-1][:depth])) for place in places])

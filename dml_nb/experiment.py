@@ -300,6 +300,7 @@ class Recipe:
     unlabelled:float = 0. # share of the training images whose labels are hidden
     measures:list = field(default_factory=lambda: ['retrieval']) # names in `KINDS`
     every:int = 0 # with `steps`: also measure each so many steps; 0: once, at the end
+    depth:int = 1 # of the folders that are the classes: 2 for photos/GROUP/CLASS
 
     def __repr__(self):
         "The fields that are not as they are by default."
@@ -348,7 +349,7 @@ def check_fields(
     "Each field by itself. Raises `ValueError`."
     for name, choices in CHOICES.items():
         check_choice(name, getattr(recipe, name), *choices)
-    for name in ('dim', 'epochs', 'classes', 'per_class', 'threads'):
+    for name in ('dim', 'epochs', 'classes', 'per_class', 'threads', 'depth'):
         check_number(name, getattr(recipe, name), lo=1, integer=True)
     for name in ('size', 'body_width'):
         if getattr(recipe, name) is not None:
@@ -474,6 +475,8 @@ def load_images(
 ) -> ImageSet:
     "The pictures that a recipe names. Raises as `load_data`."
     options = {} if recipe.size is None else dict(size=recipe.size)
+    if recipe.depth != 1:
+        options['depth'] = recipe.depth
     return load_data(recipe.data, **options)
 
 
@@ -743,6 +746,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get('DML_NB_CACHE') or '~/.cache/dml_nb').expanduser()
 
 
+def named_images(
+    recipe:Recipe,
+) -> tuple: # equal for recipes that name the same pictures and classes
+    return recipe.data, recipe.size, recipe.depth
+
+
 class Shelf:
     "What runs in one process share: pictures, their hashes, features, what needs no training."
 
@@ -760,11 +769,11 @@ class Shelf:
     def images(self, recipe:Recipe) -> ImageSet:
         if self.given is not None:
             return self.given
-        return self.once(lambda: load_images(recipe), 'images', recipe.data, recipe.size)
+        return self.once(lambda: load_images(recipe), 'images', named_images(recipe))
 
     def digest(self, recipe:Recipe) -> str: # 64 hexadecimal digits
         images = self.images(recipe)
-        return self.once(images.sha256, 'digest', recipe.data, recipe.size)
+        return self.once(images.sha256, 'digest', named_images(recipe))
 
     def features(self, recipe:Recipe, device) -> ImageSet: # of vectors
         "What the frozen body sees, from the cache on disk if it is there."
@@ -776,7 +785,7 @@ class Shelf:
                 recipe.seed, recipe.weights, head=None)
             return Features(body.to(device), images, cache_folder()/'features', progress=False)
         seed = recipe.seed if recipe.weights is None else None
-        return self.once(make, 'features', recipe.data, recipe.size, recipe.arch, recipe.weights,
+        return self.once(make, 'features', named_images(recipe), recipe.arch, recipe.weights,
                          recipe.body_width, seed)
 
 # %% ../nbs/60_experiment.ipynb #e46d0a64
@@ -957,7 +966,7 @@ def measure_input(
     draws = random_body or {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     numbers = [valid.index, valid.labels] + ([train.index, train.labels] if learned else [])
     found = hashlib.sha256(b''.join(each.tobytes() for each in numbers)).hexdigest()
-    return dict(shelf.once(make, 'input', recipe.data, recipe.size, body, found, recipe.measures,
+    return dict(shelf.once(make, 'input', named_images(recipe), body, found, recipe.measures,
                            recipe.seed if draws else None))
 
 # %% ../nbs/60_experiment.ipynb #721f422c

@@ -358,13 +358,13 @@ typed = {                   # each parameter of each command, at a value that is
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
              '--dim 7 --size 20 --grey --depth 3 --epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
-    'evaluate': 'model photos --part held-out --classes 2 --json',
-    'embed': 'model photos --out new/z.npz --json',
-    'index': 'model photos --out out --kind hnsw --json',
+    'evaluate': 'model photos --part held-out --classes 2 --depth 4 --json',
+    'embed': 'model photos --out new/z.npz --depth 4 --json',
+    'index': 'model photos --out out --kind hnsw --depth 4 --json',
     'search': 'index a.png b.png -k 3 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
-               '--size 9 --threads 3 --fresh',
+               '--size 9 --depth 2 --threads 3 --fresh',
     'reproduce': '003/figure5 --scale medium --out out --workers 2 --json',
     'bench': 'losses --out out --quick --threads 2 --json',
 }
@@ -434,6 +434,7 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
     assert json.loads(pressed('train').stdout) == record
+    reading.pop('tell')(1, 24)
     assert reading == dict(data='digits', size=20, mode='L', depth=3)
     loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
@@ -454,10 +455,12 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
     reading = arriving(everyday, 'load_pictures', shades)
     asking = arriving(everyday, 'held_back_of', judges)
     found = json.loads(pressed('evaluate').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
+    reading.pop('tell')(1, 24)
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=4)
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
-    text = pressed('evaluate', '--json').stdout
+    text = pressed('evaluate', '--json', '--depth', '4').stdout
+    assert reading['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
 
@@ -473,7 +476,8 @@ def test_a_part_to_measure_on(part, pictures, dml, arriving, shades, model, tmp_
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
     reading = arriving(everyday, 'load_pictures', shades)
     found = json.loads(pressed('embed').stdout)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=3)
+    reading.pop('tell')(1, 24)
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=4)
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
     assert np.array_equal(written['features'], model.embed(shades, progress=False).numpy())
@@ -491,7 +495,7 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     embedder = making.pop('embedder')
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
-    assert making == dict(folder='photos', kind='hnsw')
+    assert making == dict(folder='photos', kind='hnsw', depth=4)
     text = pressed('index', '--json').stdout
     assert text == '9 pictures are in out, 1 left out; next: dml search out PICTURE\n'
 
@@ -538,11 +542,12 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     monkeypatch.setattr(experiment, 'run_all', run_all)
     assert is_one_line(pressed('compare', '--fresh'), 'fresh is False', 'folder is out/runs')
     assert is_one_line(pressed('compare'), 'fresh is True')
-    options = {'size': 9, 'on_error': 'skip'}
+    reading['options'].pop('tell')(1, 24)
+    options = {'size': 9, 'on_error': 'skip', 'depth': 2}
     assert reading == dict(name_or_path='folder:photos', options=options)
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
-        assert recipe.size == 9 and recipe.turned == (recipe.split == 'class')
+        assert (recipe.size, recipe.depth) == (9, 2) and recipe.turned == (recipe.split == 'class')
     assert {(recipe.loss, recipe.seed) for recipe in seen} == {
         ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
 

@@ -86,9 +86,12 @@ def test_pictures_are_read_as_asked_for(folder):
     twice = folder.parent/'twice'
     for i in range(10):
         shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
-    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2)
+    told = []
+    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2,
+                   tell=lambda *counts: told.append(counts))
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
+    assert told == [(i + 1, 50) for i in range(50)]
     asked |= dict(data=folder, depth=1)
     images = load_pictures(**asked)
     assert images[0][0].shape == (1, 16, 12)
@@ -225,12 +228,16 @@ def test_fresh_forgets_what_is_there(vectors, tmp_path):
     assert len(train_embedder(**settings)['curve']) == 1
 
 
-def test_an_index_is_of_the_kind_asked_for_and_tells(folder, tmp_path):
-    told = []
+def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
+    told, groups = [], tmp_path/'groups'
+    for i in range(10):
+        shutil.copytree(folder/f'{i}', groups/f'{i % 2}'/f'{i}')
     embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
-    index_folder(**all_of(index_folder, embedder=embedder, folder=folder, out=tmp_path,
-                          kind='hnsw', tell=lambda *done: told.append(done)))
-    assert EmbeddingIndex.open(tmp_path/'index').kind == 'hnsw' and told == [(50, 50)]
+    index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path,
+                          kind='hnsw', tell=lambda *done: told.append(done), depth=2))
+    index = EmbeddingIndex.open(tmp_path/'index')
+    assert index.kind == 'hnsw' and told == [(50, 50)]
+    assert {fact['label'] for fact in index.metadata()} == {f'{i % 2}/{i}' for i in range(10)}
 
 
 def test_files_are_embedded_as_many_at_once_as_asked_for():

@@ -116,6 +116,26 @@ def marked(table):
     return '\n'.join([first, *table[0].split('\n')[1:]])
 
 
+class documented_once:
+    "Show a property once, of which nbdev documents the getter and the setter by the same words."
+    def __init__(self, nb):
+        self.nb = nb
+
+    def begin(self):
+        shown, kept = set(), []
+        for cell in self.nb.cells:
+            is_code = cell.cell_type == 'code'
+            call = re.search(r'^show_doc\(.*\)$', cell.source, re.M) if is_code else None
+            if call is None or call[0] not in shown:
+                kept.append(cell)
+            if call is not None:
+                shown.add(call[0])
+        self.nb.cells = kept
+
+    def __call__(self, cell):
+        pass
+
+
 class finished_sentences:
     "End with a full stop what ends with a colon where the code that followed is not shown."
     def __init__(self, nb):

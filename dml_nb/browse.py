@@ -186,7 +186,7 @@ def weights_of(
     classes:int=4, # P
     per_class:int=4, # M
     seed:int=0, # of the batch
-) -> dict: # JSON values: loss, value, pictures, labels, W
+) -> dict: # JSON values: loss, value, pictures, names of their files, labels, W
     "Raises `ValueError` for what the loss does not take, and for a batch that cannot be drawn."
     if name not in shown_losses():
         raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name!r} was given')
@@ -208,6 +208,7 @@ def weights_of(
     if not math.isfinite(value):
         raise ValueError(f'{loss}: its value is {value} for this batch')
     return dict(loss=repr(loss), value=value, pictures=batch,
+                names=[Path(collection.paths[i]).name for i in batch],
                 labels=[str(collection.names[i]) for i in collection.labels[batch]],
                 W=W.tolist())
 
@@ -276,6 +277,9 @@ canvas:focus-visible { outline: 2px solid var(--link); outline-offset: -2px; }
 .kept { min-height: 2.9rem; }
 #said { margin: .5rem 0; }
 #said:empty { margin: 0; }
+#told { position: sticky; bottom: 0; margin: 0; padding: .5rem 0; background: Canvas;
+  overflow-wrap: anywhere; }
+#told:empty { padding: 0; }
 table { border-collapse: collapse; table-layout: fixed; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .25rem .5rem .25rem 0;
   border-bottom: 1px solid var(--line); }
@@ -641,8 +645,9 @@ load('this');
 WEIGHTS_SCRIPT = """
 'use strict';
 const form = document.getElementById('batch'), canvas = document.getElementById('W');
-const said = document.getElementById('said'), ctx = canvas.getContext('2d');
-let found = null, asked = 0;
+const said = document.getElementById('said'), told = document.getElementById('told');
+const ctx = canvas.getContext('2d');
+let found = null, asked = 0, at = null;         // row and column of the pair that is told
 function image(i) {
   const img = new Image();
   img.onload = draw;
@@ -665,7 +670,17 @@ async function ask() {
     `the largest weight is ${most.toPrecision(3)}`;
   canvas.dataset.ready = found.loss;
   history.replaceState(null, '', `/weights?${query}`);
+  tell(at);
+}
+
+function tell(pair) {
+  const n = found.W.length, inside = pair && pair.every(k => k >= 0 && k < n);
+  at = inside ? pair : null;
   draw();
+  if (!at) { told.textContent = ''; return; }
+  const [anchor, other] = at.map(k => `${found.names[k]} (${found.labels[k]})`);
+  const weight = found.W[at[0]][at[1]].toPrecision(3);
+  told.textContent = `Weight ${weight} of the anchor ${anchor} with ${other}`;
 }
 
 function draw() {
@@ -693,15 +708,28 @@ function draw() {
     ctx.beginPath(); ctx.moveTo(p, cell); ctx.lineTo(p, side);
     ctx.moveTo(cell, p); ctx.lineTo(side, p); ctx.stroke();
   }
+  if (at) {
+    ctx.strokeStyle = getComputedStyle(canvas).color;
+    ctx.lineWidth = 2;
+    ctx.strokeRect((at[1] + 1) * cell, (at[0] + 1) * cell, cell, cell);
+  }
 }
-canvas.addEventListener('pointermove', e => {
+function tellPointed(e) {
   if (!found) return;
   const r = canvas.getBoundingClientRect(), cell = r.width / (found.W.length + 1);
-  const j = Math.floor((e.clientX - r.left) / cell) - 1;
-  const i = Math.floor((e.clientY - r.top) / cell) - 1;
-  const inside = i >= 0 && j >= 0 && i < found.W.length && j < found.W.length;
-  canvas.title = !inside ? '' :
-    `${found.labels[i]} and ${found.labels[j]}: ${found.W[i][j].toPrecision(3)}`;
+  const place = [e.clientY - r.top, e.clientX - r.left];
+  const pair = place.map(length => Math.floor(length / cell) - 1);
+  if (`${pair}` !== `${at}`) tell(pair);
+}
+canvas.addEventListener('pointermove', tellPointed);
+canvas.addEventListener('click', tellPointed);
+canvas.addEventListener('focus', () => { if (found && !at) tell([0, 0]); });
+canvas.addEventListener('keydown', e => {
+  const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+  if (!at || !steps[e.key]) return;
+  e.preventDefault();
+  const last = found.W.length - 1, moved = at.map((k, side) => k + steps[e.key][side]);
+  tell(moved.map(k => Math.min(Math.max(k, 0), last)));
 });
 form.addEventListener('input', e => {
   if (e.target.name === 'loss') { form.submit(); return; }
@@ -1093,9 +1121,12 @@ def weights(self:Pages, request):
     return self.page(
         'Pair weights', '/weights', Form(*fields, id='batch', cls='bar', action='/weights'),
         P(id='said', role='status'),
-        Canvas(id='W', role='img', aria_label='weight of every pair of a batch'),
+        Canvas(id='W', role='img', tabindex=0, aria_describedby='told', aria_label=(
+            'weight of every pair of a batch; arrow keys go from pair to pair')),
+        P(id='told', role='status'),
         P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
-          'the fuller the colour the stronger; what has none, the loss does not see.', cls='note'),
+          'the fuller the colour the stronger; what has none, the loss does not see. The weight '
+          'of a pair is told where you point, tap, or go with the arrow keys.', cls='note'),
         script='/weights.js')
 
 

@@ -191,7 +191,8 @@ def tab(browser, request):
     "A page on which no error may come up, and which is never wider than the screen"
     size = dict(width=390, height=800) if request.param == 'phone' else dict(width=1200, height=900)
     scheme = 'dark' if request.param == 'dark' else 'light'
-    context = browser.new_context(viewport=size, color_scheme=scheme)
+    context = browser.new_context(viewport=size, color_scheme=scheme,
+                                  has_touch=request.param == 'phone')
     page, errors = context.new_page(), []
     page.on('pageerror', lambda error: errors.append(str(error)))
     page.on('request', lambda sent: errors.append(sent.url) if '127.0.0.1' not in sent.url
@@ -413,6 +414,47 @@ def test_weights_follow_the_settings(tab, address):
     assert '2 to 64 pictures' in tab.locator('#said').inner_text()
     tab.select_option('select[name=loss]', 'contrastive')
     tab.wait_for_url(re.compile('loss=contrastive'))
+
+
+def test_the_weight_of_a_pair_is_told(tab, address):
+    tab.goto(f'{address}/weights?loss=triplet&set_margin=1.5')
+    tab.wait_for_selector('#W[data-ready]')
+    found = tab.evaluate('found')
+    canvas, told = tab.locator('#W'), tab.locator('#told')
+    canvas.scroll_into_view_if_needed()
+    side = canvas.bounding_box()['width'] / (len(found['W']) + 1)
+
+    def is_told(i, j):
+        anchor, other = (f"{found['names'][k]} ({found['labels'][k]})" for k in (i, j))
+        _, weight, words = told.text_content().split(' ', 2)
+        assert float(weight) == pytest.approx(found['W'][i][j], rel=6e-3)
+        assert words == f'of the anchor {anchor} with {other}'
+        box, screen = told.bounding_box(), tab.viewport_size
+        assert 0 <= box['x'] and box['x'] + box['width'] <= screen['width']
+        assert 0 <= box['y'] and box['y'] + box['height'] <= screen['height']
+        assert told.evaluate('line => line.scrollWidth <= line.clientWidth')
+
+    def place(i, j):
+        return dict(x=(j + 1.5) * side, y=(i + 1.5) * side)
+
+    assert told.text_content() == ''
+    if tab.viewport_size['width'] == 390:
+        canvas.tap(position=place(2, 9))                # a finger does not hover
+    else:
+        canvas.hover(position=place(2, 9))
+    is_told(2, 9)
+    assert found['W'][2][9] != 0
+    canvas.focus()
+    tab.keyboard.press('ArrowDown')
+    is_told(3, 9)
+    for _ in range(20):
+        tab.keyboard.press('ArrowRight')
+    is_told(3, len(found['W']) - 1)                     # and no farther
+    tab.fill('input[name=set_margin]', '.2')
+    tab.wait_for_function("found.loss.includes('margin=0.2')")
+    before, found = found, tab.evaluate('found')
+    assert found['W'][3][-1] != before['W'][3][-1]
+    is_told(3, len(found['W']) - 1)
 
 
 def test_a_port_in_use_says_what_to_do(folders):

@@ -2,11 +2,14 @@
 import ast
 import json
 import re
+from base64 import b64decode
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 root = Path(__file__).resolve().parents[1]
 pages = sorted((root/'nbs').glob('*.ipynb'))
@@ -208,3 +211,25 @@ def test_long_measurements_are_folded(page):
 def test_outputs_name_no_folder_of_a_machine(page):
     written = json.dumps([outputs for *_, outputs in code_cells(page)])
     assert 'site-packages' not in written
+
+
+@each_page
+def test_long_tables_are_folded(page):
+    "A reader sees what matters first, and opens the rest; a row for each loss is about fifty"
+    shown = [''.join(output.get('data', {}).get('text/markdown', ''))
+             for *_, outputs in code_cells(page) for output in outputs]
+    unfolded = re.sub(r'<details>.*?</details>', '', '\n\n'.join(shown), flags=re.S)
+    tables = re.findall(r'(?:^\|.*\n?)+', unfolded, re.M)
+    assert max((len(table.splitlines()) for table in tables), default=0) <= 54
+
+
+@pytest.mark.parametrize('stem', ['62_benchmark', '83_results'])
+def test_labels_of_measurements_can_be_read(stem):
+    "Pictures are no wider than the column of the site, so that it does not shrink their labels"
+    page = root/'nbs'/f'{stem}.ipynb'
+    sizes = re.findall(r'(?:font|label)size=([\d.]+)', page.read_text(encoding='utf-8'))
+    assert sizes and min(map(float, sizes)) >= 9
+    pictures = [output['data']['image/png'] for *_, outputs in code_cells(page)
+                for output in outputs if 'image/png' in output.get('data', {})]
+    widths = [Image.open(BytesIO(b64decode(picture))).width for picture in pictures]
+    assert widths and max(widths) <= 800

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from nbdev.frontmatter import FrontmatterProc
 from nbdev.process import NBProcessor, mk_cell
+from nbdev.processors import FilterDefaults, add_show_docs
 from test_pages import cells, each_page, root
 
 from dml_nb import _docs
@@ -90,6 +91,17 @@ def test_docstrings_are_upright_below_signatures():
     code.outputs = [dict(data={'text/markdown': [shown]})]
     _docs.plain_signatures(code)
     assert code.outputs[0]['data']['text/markdown'] == shown.replace('*First line,*', 'First line,')
+
+
+@each_page
+def test_each_name_is_documented_once(page):
+    "Of a property with a setter, too, by the processors that pyproject.toml names"
+    named = [proc for proc in FilterDefaults().xtra_procs() if proc is _docs.documented_once]
+    shown = [source for source in processed(page, add_show_docs, *named)
+             if source.startswith('show_doc(')]
+    assert len(shown) == len(set(shown)), [call for call in shown if shown.count(call) > 1]
+    if page.name == '50_embedding.ipynb':
+        assert 'show_doc(Embedder.frozen)' in shown
 
 
 def test_names_of_losses_are_no_links_by_chance():

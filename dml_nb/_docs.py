@@ -95,9 +95,17 @@ def typeset_terms(cell):
     rewrite(cell, lambda text: TERM.sub(written, text))
 
 
+#: An interval of a list of them in a cell of a table, with a short name before it.
+LISTED = re.compile(r'(<br>|\| )([^|<>\n]{0,40}[+-][\d.]\S* ± [\d.]\S*?)(?=<br>| \|)')
+
+
 def hold_intervals(cell):
-    "Keep ± and the number after it on one line, so that a narrow cell has two lines and not three."
-    rewrite(cell, lambda text: text.replace('± ', '±\u00a0'))
+    """Keep ± and the number after it on one line, so that a narrow cell has two lines and not
+    three; and the name, too, where several intervals stand one below the other."""
+    def held(found):
+        return found[1] + found[2].replace(' ', '\u00a0')
+
+    rewrite(cell, lambda text: LISTED.sub(held, text).replace('± ', '±\u00a0'))
 
 
 def wide_columns(cell):

@@ -233,3 +233,28 @@ def test_labels_of_measurements_can_be_read(stem):
                 for output in outputs if 'image/png' in output.get('data', {})]
     widths = [Image.open(BytesIO(b64decode(picture))).width for picture in pictures]
     assert widths and max(widths) <= 800
+
+
+@pytest.mark.parametrize('page', [page for page in pages if 70 <= number(page) < 80],
+                         ids=lambda p: p.stem)
+def test_papers_show_no_value_as_python_writes_it(page):
+    "Dictionaries, lists, tuples of several numbers and quoted texts are for who writes code"
+    for *_, outputs in code_cells(page):
+        for output in outputs:
+            shown = output.get('data', output)
+            if 'image/png' not in shown:
+                text = ''.join(shown.get('text/markdown', shown.get('text', '')))
+                assert not re.search(r"\{'|\['|\[[-\d]|\((?:'|\d+, \d+, )|^'", text, re.M), text
+                assert 'text/markdown' in shown or 'text' in shown, shown
+
+
+def test_long_texts_of_the_errata_have_room():
+    "The place stands above the quotation, so that four columns are left for a window of 1280 px"
+    page, = (page for page in pages if page.stem == '80_errata')
+    tables = [''.join(output['data'].get('text/markdown', ''))
+              for *_, outputs in code_cells(page) for output in outputs if 'data' in output]
+    heads = [line for table in tables for line in table.splitlines()
+             if line.startswith('| entry |')]
+    assert heads.count('| entry | the paper | what holds | here |') == len(heads) - 1 > 10
+    widths = (root/'nbs'/'styles.css').read_text(encoding='utf-8')
+    assert 'th:first-child:nth-last-child(-n+4) ~ th .wide { width: 10rem; }' in widths

@@ -157,14 +157,14 @@ def verdict_table(
     claims:list, # of `Claim`
     record:dict, # content of results/papers/….json
 ) -> str: # Markdown
-    "A row for each claim: its words, the verdict, the intervals it rests on."
+    "A row for each claim: its words, the verdict, the intervals it rests on, each on its line."
     rows = []
     for claim in claims:
         verdict = claim.verdict(record)
         within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} is asked)'
-        asked = f'{claim.asks}{within}: ' if claim.asks else ''
+        asked = [f'{claim.asks}{within}:'] if claim.asks else []
         rows.append([f'“{claim.text}” ({claim.place})', f'**{verdict.kind}**',
-                     asked + '; '.join(verdict.measured()), f'{verdict.runs}'])
+                     '<br>'.join(asked + verdict.measured()), f'{verdict.runs}'])
     return as_markdown(['what the paper says', 'verdict', 'what was measured', 'runs'], rows)
 
 # %% ../../nbs/69_papers.exhibits.ipynb #bca820ef

@@ -743,7 +743,14 @@ def _by_folder(
     known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
     empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them
     _leave_out(wanted, base, empty, 'folder', 'hold', 'no pictures', on_error)
-    return inside, sorted({p[:depth] for p in inside})
+    classes = sorted({p[:depth] for p in inside})
+    below = {p[:depth + 1] for p in inside if len(p) > depth + 1}
+    if len(classes) == 1 and len(below) > 1:
+        raise ValueError(
+            f'{wanted}, at least two; {base} holds one, {"/".join(classes[0])}, with pictures in '
+            f'{len(below):,} folders in it. If those are the classes, --depth {depth + 1} '
+            f'(depth={depth + 1}) takes them')
+    return inside, classes
 
 # %% ../nbs/30_data.ipynb #27a7f561
 _endings = set('.jpg .jpeg .png .bmp .gif .webp .tif .tiff .pgm .ppm'.split())

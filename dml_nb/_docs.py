@@ -84,13 +84,16 @@ def no_chance_links(cell):
 
 
 #: What stays as it is written, headings too, whose addresses would change; and a term of a sum.
-TERM = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|^#.*?$|\bL\^([WLG])\b', re.S | re.M)
+TERM = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|^#.*?$|\bL\^([WLG])\b|\bL_(1\b|\{\w+\})',
+                  re.S | re.M)
 
 
 def typeset_terms(cell):
-    "Show L^W, L^L and L^G of the discrepancy paper as mathematics, which tables write plainly."
+    "Show L^W, L_{Local}, L_1 and the like of the papers as mathematics, which tables write plainly."
     def written(found):
-        return rf'$L^{{\mathcal {found[1]}}}$' if found[1] else found[0]
+        if found[1]:
+            return rf'$L^{{\mathcal {found[1]}}}$'
+        return rf'$L_\mathrm{found[2]}$' if found[2] else found[0]
 
     rewrite(cell, lambda text: TERM.sub(written, text))
 

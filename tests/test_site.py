@@ -135,8 +135,8 @@ def test_columns_of_long_texts_are_marked():
 
 
 def test_terms_are_typeset():
-    kept = '`L^W`, $L^W$, L^{W}, HL^W'
-    text = mk_cell(f'# L^W\nTrip + L^W, “L^L”, {kept}', 'markdown')
+    kept = '`L^W`, $L_1$, L^{W}, HL^W, L_12'
+    text = mk_cell(f'# L^W\nTrip + L^W, “L^L”, L_{{Local}}, L_1, {kept}', 'markdown')
     _docs.typeset_terms(text)
-    terms = r'Trip + $L^{\mathcal W}$, “$L^{\mathcal L}$”'
+    terms = r'Trip + $L^{\mathcal W}$, “$L^{\mathcal L}$”, $L_\mathrm{Local}$, $L_\mathrm1$'
     assert text.source == f'# L^W\n{terms}, {kept}'

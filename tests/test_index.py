@@ -589,6 +589,7 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
         assert len(EmbeddingIndex.open(folder)) == 30 and len(data_files(folder)) == 5
 
 
+@pytest.mark.long
 def test_another_library_that_patches_faiss_changes_nothing():
     "pytorch-metric-learning imports `faiss.contrib.torch_utils`, which replaces faiss' methods"
     script = """

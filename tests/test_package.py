@@ -18,6 +18,7 @@ def settings():
     parser.read(root/'settings.ini', encoding='utf-8')
     return parser['DEFAULT']
 
+@pytest.mark.long
 @pytest.mark.parametrize('module, unwanted', [
     ('dml_nb.core', heavy),
     ('dml_nb.weighting', heavy),

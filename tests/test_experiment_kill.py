@@ -89,8 +89,9 @@ def fields_of(recipe):
 
 def start(script, *args):
     "In a process group of its own, so that its children are killed with it."
-    return subprocess.Popen([sys.executable, script, *args], stdout=subprocess.PIPE, text=True,
-                            start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, script, *args], stdout=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))    # a shell may ignore it
 
 
 def output_of(process):

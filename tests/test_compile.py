@@ -19,6 +19,7 @@ losses = [
 has_compiler = shutil.which('g++') or shutil.which('clang++')
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_compiler, reason='no C++ compiler for torch.compile')
 @pytest.mark.parametrize('loss', losses, ids=repr)
 def test_compiled_equals_eager(loss):

@@ -432,6 +432,6 @@ class MMD(KernelDivergence):
             return k, k * (-.5 / self.sigma**2)
         d = torch.threshold_(d2, equal, 0.).sqrt_()
         k = (d / -self.sigma).exp_()
-        at_kink = d.sign()                                  # 0 at d = 0, else 1
+        slope = d.sign().mul_(k)                            # 0 at d = 0, the kink, else k
         smallest = torch.finfo(d.dtype).tiny
-        return k, k * at_kink / d.clamp_(min=smallest) * (-.5 / self.sigma)
+        return k, slope.div_(d.clamp_(min=smallest)).mul_(-.5 / self.sigma)

@@ -464,13 +464,12 @@ def index_folder(
     files = Pictures(root, None, None, 'cut').items
     if not files:
         raise ValueError(f'images: pictures are wanted in {folder}, none was found')
-    if depth is not None:
-        check_number('depth', depth, lo=1, integer=True)
+    facts = getattr(embedder, 'facts', {})
+    depth = facts.get('depth', 1) if depth is None else depth
+    check_number('depth', depth, lo=1, integer=True)
     z, kept, skipped = embed_readable(embedder, files, tell=tell)
     base = root if root.is_dir() else root.parent
     index = EmbeddingIndex(z.shape[1], kind)
-    facts = getattr(embedder, 'facts', {})
-    depth = facts.get('depth', 1) if depth is None else depth
     places = [file.relative_to(base) for file in kept]
     index.add(z, metadata=[
         dict(path=place.as_posix(), label='/'.join(place.parts[:-1][:depth])) for place in places])

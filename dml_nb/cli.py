@@ -170,8 +170,8 @@ def check_losses(
     option:str, # that they were given to
 ):
     "Fails in one line for unknown names. Raises `ValueError` for a file without such a loss."
-    from dml_nb.losses.catalogue import LOSSES              # without fastai, in half the time
-    own = [name for name in names if '.py' in name]
+    from dml_nb.losses.catalogue import LOSSES, is_own      # without fastai, in half the time
+    own = [name for name in names if is_own(name)]
     check_names([name for name in names if name not in own], LOSSES, option)
     if own:
         from dml_nb.experiment import own_entry
@@ -396,13 +396,12 @@ def run_compare(
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
         taken = options_of(data)
-        options = {}
-        for name, value in dict(size=size, depth=None if depth == 1 else depth).items():
-            if value is not None and name not in taken:
-                fail(f'--{name}: no {name} is wanted with --data {data}, only with images in '
-                     f'folders, {value} was given')
-            if value is not None:
-                options[name] = value
+        if size is not None and 'size' not in taken:
+            fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
+                 f'{size} was given')
+        options = {} if size is None else dict(size=size)
+        if depth != 1:
+            options['depth'] = depth
         with reading_bar(data) as tell:
             if 'on_error' in taken:                         # as `dml train`; warns and names one
                 options |= dict(on_error='skip', tell=tell)

@@ -69,7 +69,7 @@ from .embedding import BODIES, SMALL, Features, create_embedder, is_timm, small_
 from .learner import ClassBatchDL, PeerLoss, metric_learner, needed
 from .losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
-from .losses.catalogue import LOSSES, Entry
+from .losses.catalogue import LOSSES, Entry, is_own
 from .losses.dro import BinomialPair, MarginPair
 from .memory import CrossBatchMemory, GradientCache, replace_next_call
 from dml_nb.noise import (
@@ -183,12 +183,6 @@ def make_peer(
                          f'{error}') from error
 
 # %% ../nbs/60_experiment.ipynb #3e8fd1ba
-def is_own(
-    name:str, # of a loss
-) -> bool:
-    return '.py' in name
-
-
 def own_module(
     name:str, # as 'folder/my_losses.py:MyLoss'
 ): # the module, run now or before

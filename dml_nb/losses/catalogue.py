@@ -346,6 +346,12 @@ LOSSES.update(
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d
+def is_own(
+    name:str, # of a loss
+) -> bool: # whether it is a class in somebody's file, as my_losses.py:MyLoss, and not of the table
+    return '.py' in name
+
+
 def table_of_losses(
     link, # function of a module's name, as 'losses.pairs', giving the address of its page
 ) -> str: # Markdown

@@ -127,11 +127,17 @@ def marked(table):
     return '\n'.join([first, *table[0].split('\n')[1:]])
 
 
-class documented_once:
-    "Show a property once, of which nbdev documents the getter and the setter by the same words."
+class OncePerPage:
+    "A step that changes the page `self.nb` in `begin`, and not each cell"
     def __init__(self, nb):
         self.nb = nb
 
+    def __call__(self, cell):
+        pass
+
+
+class documented_once(OncePerPage):
+    "Show a property once, of which nbdev documents the getter and the setter by the same words."
     def begin(self):
         shown, kept = set(), []
         for cell in self.nb.cells:
@@ -143,29 +149,17 @@ class documented_once:
                 shown.add(call[0])
         self.nb.cells = kept
 
-    def __call__(self, cell):
-        pass
 
-
-class finished_sentences:
+class finished_sentences(OncePerPage):
     "End with a full stop what ends with a colon where the code that followed is not shown."
-    def __init__(self, nb):
-        self.nb = nb
-
     def begin(self):
         for cell, following in zip(self.nb.cells, self.nb.cells[1:]):
             if cell.cell_type == following.cell_type == 'markdown' and cell.source.endswith(':'):
                 cell.source = cell.source[:-1] + '.'
 
-    def __call__(self, cell):
-        pass
 
-
-class launch_link:
+class launch_link(OncePerPage):
     "Put a link that opens the page in Colab, and what to run there first, below each page's title."
-    def __init__(self, nb):
-        self.nb = nb
-
     def begin(self):
         from nbdev.config import get_config
         from nbdev.process import mk_cell
@@ -177,9 +171,6 @@ class launch_link:
                 f'```python\n{COLAB_SETUP}\n```\n\n</details>')
         has_title = self.nb.cells[0].cell_type == 'raw'
         self.nb.cells.insert(1 if has_title else 0, mk_cell(text, 'markdown'))
-
-    def __call__(self, cell):
-        pass
 
 
 @cache

@@ -507,6 +507,10 @@ def show_results(self:MetricLearner,
     "A retrieval grid: queries and their nearest neighbours, right ones solid, wrong ones dashed."
     dl = self.dls.valid if dl is None else dl
     images = dl if isinstance(dl, ImageSet) else dl.dataset
+
+    def name_of(label):
+        return images.classes[label][:12] if label >= 0 else '?'
+
     z, labels = self.embed(dl)
     if np.ndim(queries) == 0:
         queries = np.random.default_rng(seed).permutation(len(z))[:queries]
@@ -518,7 +522,7 @@ def show_results(self:MetricLearner,
     shown = np.column_stack([queries, nearest])                 # (Q, 1 + k)
     y = labels.numpy()[shown]
     right = (y[:, 1:] == y[:, :1]) & (y[:, :1] >= 0)            # (Q, k)
-    names = [[images.classes[c][:12] if c >= 0 else '?' for c in row] for row in y]
+    names = [[name_of(label) for label in row] for row in y]
     pictures = {item: images[item][0] for item in np.unique(shown)}
     ax = retrieval_grid(pictures, queries, nearest, right, captions=names)
     plt.close(ax.figure)

@@ -396,12 +396,13 @@ def run_compare(
         check_losses(names, '--losses')
         from dml_nb.data import load_data, options_of
         taken = options_of(data)
-        if size is not None and 'size' not in taken:
-            fail(f'--size: no size is wanted with --data {data}, only with images in folders, '
-                 f'{size} was given')
         options = {} if size is None else dict(size=size)
         if depth != 1:
             options['depth'] = depth
+        for name, value in options.items():
+            if name not in taken:
+                fail(f'--{name}: no {name} is wanted with --data {data}, only with images in '
+                     f'folders, {value} was given')
         with reading_bar(data) as tell:
             if 'on_error' in taken:                         # as `dml train`; warns and names one
                 options |= dict(on_error='skip', tell=tell)

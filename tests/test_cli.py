@@ -156,6 +156,7 @@ mistakes = {
              'dml: --losses: tripet was given; is triplet meant? Wanted are names among con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
+    'no depth': (['--depth', '2'], '--depth', 'digits'),
 }
 
 

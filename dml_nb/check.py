@@ -17,23 +17,30 @@ Docs: https://dml-nb.github.io/dml_nb/check.html.md"""
 __all__ = ['pos', 'neg', 'n_pos', 'n_neg', 'sum_pos', 'sum_neg', 'test_same', 'check_weights', 'check_behaviour', 'from_sympy']
 
 # %% ../nbs/02_check.ipynb #c8892f5a
+import ast
+import hashlib
 import json
 import os
 import pickle
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy, deepcopy
 from datetime import datetime, timezone
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISREG
 
 import sympy as sp
 import torch
 from fastcore.basics import patch
+from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -895,6 +902,49 @@ def write_atomically(
         part.unlink(missing_ok=True)
         raise
 
+# %% ../nbs/02_check.ipynb #d971e533
+def text_of(
+    path:Path, # of a file, perhaps
+) -> str: # '' where it cannot be read
+    with suppress(OSError):
+        return path.read_text('utf-8', 'replace')
+    return ''
+
+
+@contextmanager
+def one_writer(
+    folder, # that is written to, made if need be
+    file:str='', # only this file in it; '': all of it
+):
+    """Inside, no other process or thread writes there; calls may be nested.
+    Raises BlockingIOError that names the process that does."""
+    folder = Path(folder).expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder/(f'.{file}.lock' if file else '.lock')
+    owner = Path(f'{path}.owner')           # filelock may empty its own file
+    lock = FileLock(path, timeout=.1, poll_interval=.02, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        who = text_of(owner) or 'another process'
+        raise BlockingIOError(f'{folder/file}: expected no other writer, got {who}; wait until it '
+                              'ends, or choose another place') from None
+    outermost = lock.lock_counter == 1
+    me = f'process {os.getpid()} '
+    try:
+        if outermost:
+            words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+            with suppress(OSError):         # of a full disk the file itself says more
+                owner.write_text(f'{me}({shlex.join(words):.200})', 'utf-8', 'backslashreplace')
+        yield
+    finally:
+        says = text_of(owner)               # another name where others made the folder anew
+        if outermost and (says.startswith(me) or not says):
+            for left in (owner, path):      # who waits for a lock that is gone makes a new one
+                with suppress(OSError):
+                    left.unlink()
+        lock.release()
+
 # %% ../nbs/02_check.ipynb #94d06c07
 def machine() -> dict:
     "Where numbers are computed."
@@ -916,14 +966,85 @@ def versions() -> dict:
             found[name] = None
     return found
 
+# %% ../nbs/02_check.ipynb #b6a7cac1
+def bare_code(
+    tree:ast.Module, # of a module; it is changed
+) -> str:
+    "Python source without comments and docstrings."
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def imported_modules(
+    tree:ast.Module,
+    module:str, # its name, as 'dml_nb.losses.pairs'
+    package:bool=False, # whether it is the `__init__` of a package
+) -> set: # 'dml_nb.core', ...: whatever an import may mean, also inside functions
+    "Names of this package's modules, and of what is imported from them."
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            here = module.split('.') if package else module.split('.')[:-1]
+            above = here[:len(here) + 1 - node.level] if node.level else []
+            base = '.'.join(above + ([node.module] if node.module else []))
+            found |= {base} | {f'{base}.{alias.name}' for alias in node.names}
+    return {name for name in found if name.startswith('dml_nb.')}
+
+# %% ../nbs/02_check.ipynb #260093c1
+def package_folder() -> Path:
+    "Where the modules of this package lie."
+    return Path(find_spec('dml_nb').origin).parent
+
+
+@cache
+def code_hash(
+    module:str='dml_nb.experiment', # where it begins: what trains
+) -> str: # 16 hexadecimal digits
+    "Of a module of this package and all others that it can import, as they were first read."
+    waiting, seen, sources = [module], set(), {}
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        place = package_folder().parent/name.replace('.', '/')
+        is_package = place.is_dir()
+        file = place/'__init__.py' if is_package else place.with_suffix('.py')
+        if file.is_file():                              # else a name in a module
+            tree = ast.parse(file.read_text(encoding='utf-8'))
+            waiting += imported_modules(tree, name, is_package)
+            sources[name] = bare_code(tree)
+    found = json.dumps(sources, sort_keys=True)
+    return hashlib.sha256(found.encode()).hexdigest()[:16]
+
+
+@cache
+def commit() -> str: # as 'd4cdcf5', None outside a clone of this package
+    "Of the code that computes, with a + where files differ from it."
+    root = package_folder().parent
+    if not (root/'.git').exists():
+        return None
+    own = {name: value for name, value in os.environ.items() if not name.startswith('GIT_')}
+    try:                                                # a hook's GIT_DIR is of another clone
+        answer = subprocess.run(['git', 'describe', '--always', '--dirty=+', '--exclude=*'],
+                                cwd=root, env=own, capture_output=True, text=True)
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
 # %% ../nbs/02_check.ipynb #ae8761d9
 def origin(
     seed:int=None, data:dict=None, # as `write_json` takes them
-) -> dict: # machine, versions, threads, date, seed, data
+) -> dict: # machine, versions, code, commit, threads, date, seed, data
     "Where numbers come from that are computed now."
     date = datetime.now(timezone.utc).strftime('%Y-%m-%d')
-    return dict(machine=machine(), versions=versions(), threads=torch.get_num_threads(),
-                date=date, seed=seed, data=data)
+    return dict(machine=machine(), versions=versions(), code=code_hash(), commit=commit(),
+                threads=torch.get_num_threads(), date=date, seed=seed, data=data)
 
 
 def json_bytes(
@@ -932,7 +1053,7 @@ def json_bytes(
     """The text of a file of results. Raises ValueError for NaN and infinity, TypeError for what JSON
     cannot hold."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    return f'{text}\n'.encode()
+    return f'{text}\n'.encode('utf-8', 'backslashreplace')   # a file's name that is no UTF-8
 
 
 def write_json(
@@ -941,23 +1062,185 @@ def write_json(
     seed:int=None, # of the numbers
     data:dict=None, # what they were measured on, as {'name': ..., 'sha256': ...}
 ):
-    """Write `content` with where it comes from (`machine`, `versions`, `threads`, `date`, `seed`,
-    `data`), whole or not at all. Raises ValueError for NaN and infinity, TypeError for what JSON
-    cannot hold, OSError that names the file."""
+    """Write `content` with where it comes from (`machine`, `versions`, `code`, `commit`, `threads`,
+    `date`, `seed`, `data`), whole or not at all. Raises ValueError for NaN and infinity, TypeError
+    for what JSON cannot hold, OSError that names the file."""
     write_atomically(path, json_bytes(origin(seed, data) | content))
 
+# %% ../nbs/02_check.ipynb #63875239
+def hash_of(
+    data, # bytes, or JSON values
+) -> str: # 64 hexadecimal digits
+    "Raises ValueError and TypeError for what JSON cannot hold."
+    if not isinstance(data, (bytes, memoryview)):
+        data = json.dumps(data, sort_keys=True, allow_nan=False).encode()
+    return hashlib.sha256(data).hexdigest()
+
+
+def named(
+    contents:dict, # role -> bytes
+    before:str='', # beginning of each name
+) -> dict: # role -> name, size and SHA-256
+    "What a manifest says of files. The role is the end of the name."
+    files = {}
+    for role, data in contents.items():
+        digest = hash_of(data)
+        files[role] = dict(name=f'{before}{digest[:16]}.{role}', size=len(data), sha256=digest)
+    return files
+
+
+def check_facts(
+    path:Path, # of the file that they are from
+    facts, # JSON values from it
+    schema:dict, # name -> what is expected, in words, and a test of it
+):
+    "Raises ValueError, naming file and fact, for what does not fit."
+    if not isinstance(facts, dict):
+        raise ValueError(f'{path}: expected names with values, got {facts!r:.80}')
+    for name, (expected, fits) in schema.items():
+        if name not in facts or not fits(facts[name]):
+            found = f'{facts[name]!r:.80}' if name in facts else 'nothing'
+            raise ValueError(f'{path}: {name}: expected {expected}, got {found}')
+
+
+_FILE = {
+    'name': ('the name of a file in the same folder',
+             lambda x: isinstance(x, str) and re.fullmatch('[0-9A-Za-z][0-9A-Za-z._-]*', x)),
+    'size': ('a number of bytes', lambda x: type(x) is int),
+    'sha256': ('64 hexadecimal digits', lambda x: isinstance(x, str)),
+}
+
+
+def read_files(
+    manifest:Path, # that names them
+    files:dict, # role -> name, size and SHA-256, as `named` gives them
+) -> dict: # role -> bytes
+    """All files, opened before the first is read. Raises ValueError that names a file which is
+    damaged or none, FileNotFoundError for one that is missing."""
+    for file in files.values():
+        check_facts(manifest, file, _FILE)
+    contents = {}
+    with ExitStack() as opened:
+        streams = {}
+        for role, file in files.items():
+            path = manifest.parent/file['name']
+            if not S_ISREG(path.stat().st_mode):                # opening a pipe would wait
+                raise ValueError(f'{path}: expected a file, got something else of that name')
+            streams[role] = opened.enter_context(open(path, 'rb'))
+        for role, stream in streams.items():
+            contents[role] = stream.read()
+            wanted = files[role]['sha256']
+            if len(contents[role]) != files[role]['size'] or hash_of(contents[role]) != wanted:
+                raise ValueError(f'{stream.name}: expected the file as it was saved, got a damaged '
+                                 f'or edited one (its SHA-256 is not the one in {manifest.name})')
+    return contents
+
+# %% ../nbs/02_check.ipynb #24d4ace2
+class Store:
+    "Kinds of folders that hold one thing: files, and a JSON file that names them and is put last"
+
+    def __init__(self,
+        manifest:str, # name of the JSON file
+        format:str, # what it calls itself
+        files:list, # roles: how the names of the files end
+        optional:list=(), # roles that may be missing
+        schema:dict=None, # of the other facts in it, as `check_facts` takes it
+        remedy:str='make it again', # for a folder that is refused
+    ):
+        self.manifest = manifest
+        self.format = format
+        self.files = list(files)
+        self.optional = list(optional)
+        self.schema = schema or {}
+        self.remedy = remedy
+
+    def write(self,
+        folder, # made if need be
+        facts:dict, # JSON values
+        contents:dict, # role -> bytes
+    ):
+        """Replace what is there. Raises OSError naming the file that cannot be written,
+        BlockingIOError naming another writer, TypeError or ValueError for what JSON cannot hold."""
+        folder = Path(folder)
+        files = named(contents)
+        facts = facts | dict(format=self.format, files=files, saved=os.urandom(8).hex())
+        facts = json.loads(json.dumps(facts, allow_nan=False))      # keys are strings once read
+        text = json_bytes(facts | dict(sha256=hash_of(facts)))
+        with one_writer(folder):
+            for role, data in contents.items():
+                write_atomically(folder/files[role]['name'], data)
+            write_atomically(folder/self.manifest, text)
+            self.clean(folder, {file['name'] for file in files.values()})
+
+    def clean(self, folder, current):
+        "Remove older files of this kind, and parts that a killed process left."
+        roles = '|'.join(map(re.escape, self.files + self.optional))
+        ours = f'[0-9a-f]{{16}}[.]({roles})'
+        pattern = re.compile(f'{ours}|[.]({ours}|{re.escape(self.manifest)})[.][0-9]+')
+        for old in folder.iterdir():
+            if pattern.fullmatch(old.name) and old.name not in current:
+                with suppress(OSError):             # a reader may have it open: the next time
+                    old.unlink()
+
+    def facts(self,
+        folder, # from `write`
+    ) -> dict:
+        """What the JSON file says. Raises FileNotFoundError where there is none, ValueError for
+        one that was damaged, edited or is of another format."""
+        path = Path(folder)/self.manifest
+        if not path.is_file():
+            raise FileNotFoundError(f'{folder}: expected a folder with a file {self.manifest}, '
+                                    'found none')
+        try:
+            facts = json.loads(path.read_bytes())
+            format, seal = facts.get('format'), facts.pop('sha256', None)
+            whole = seal == hash_of(facts)
+        except (ValueError, AttributeError, RecursionError):
+            format, whole = self.format, False
+        with self.refusing():
+            if format != self.format:
+                raise ValueError(f'{path}: expected the format {self.format!r}, got {format!r}')
+            if not whole:
+                raise ValueError(
+                    f'{path}: expected the file as it was saved, got a damaged or edited one')
+            check_facts(path, facts, self.schema | {'files': self.roles})
+        return facts
+
+    @property
+    def roles(self):
+        "What is expected of the files, as `check_facts` takes it"
+        def fits(files):
+            known = {*self.files, *self.optional}
+            return isinstance(files, dict) and set(self.files) <= set(files) <= known
+
+        return f'files for {", ".join(self.files)}', fits
+
+    @contextmanager
+    def refusing(self):
+        "What is refused inside is refused with what to do."
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f'{error}; {self.remedy}') from error
+
+    def read(self,
+        folder, # from `write`
+    ) -> tuple: # facts, {role: bytes}
+        "What belongs together, although another process may be writing. Raises as `facts`."
+        before = None
+        while True:
+            facts = self.facts(folder)
+            try:
+                with self.refusing():
+                    return facts, read_files(Path(folder)/self.manifest, facts['files'])
+            except FileNotFoundError as error:
+                if facts == before:                 # it was not replaced meanwhile
+                    raise FileNotFoundError(f'{error.filename}: expected a file that '
+                                            f'{self.manifest} names, found none; {self.remedy}'
+                                            ) from error
+                before = facts
+
 # %% ../nbs/02_check.ipynb #b109d0aa
-def commit() -> str: # as 'd4cdcf5', None outside a clone
-    "Of the code that computes, with a + where files differ from it."
-    asked = ['git', 'describe', '--always', '--dirty=+', '--exclude=*']
-    here = Path(__file__).parent if '__file__' in globals() else Path()
-    try:
-        answer = subprocess.run(asked, cwd=here, capture_output=True, text=True)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None
-
-
 def write_bench(
     name:str, # of the measurement
     content:dict, # JSON values: what was measured, and how
@@ -973,7 +1256,7 @@ def write_bench(
     path = Path(folder)/f'{slug.strip("-")}.json'
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
-    kept[name] = where | dict(commit=commit()) | content
+    kept[name] = where | content
     write_atomically(path, json_bytes(kept))
     return path
 
@@ -995,12 +1278,55 @@ def read_bench(
 
 def measured_on(
     measured:dict, # as `read_bench` gives it
-) -> str: # 'AMD EPYC, 1 thread, torch 2.15.0, 2026-11-22'
-    "Where and when, in words, to be said beside the numbers."
+) -> str: # 'AMD EPYC, 1 thread, torch 2.15.0, 2026-11-22, code 5f2c9a1e'
+    "Where and when and by which code, in words, to be said beside the numbers."
     threads = measured['threads']
     return (f"{measured['machine'].get('device') or measured['machine']['cpu']}, "
             f"{threads} thread{'s' if threads > 1 else ''}, "
-            f"torch {measured['versions']['torch'].split('+')[0]}, {measured['date']}")
+            f"torch {measured['versions']['torch'].split('+')[0]}, {measured['date']}, "
+            f"{code_of(measured)}")
+
+
+def code_of(
+    measured:dict, # content of a file of results
+) -> str: # 'code 5f2c9a1e', or 'code not recorded'
+    "Which code of the package computed it, in words; several where kept runs were accepted."
+    code = measured.get('code') or 'not recorded'
+    return 'code ' + re.sub('(?<=[0-9a-f]{8})[0-9a-f]{8}', '', code).replace(', ', ' and ')
+
+# %% ../nbs/02_check.ipynb #554faad7
+def measurement(
+    name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'memory.omniglot'
+    takes:str, # how long, as '2 minutes'
+    needs:str='', # what it needs beside the package, as 'pytorch-metric-learning'
+):
+    """A decorator for a function that measures and writes into `results/`. It is called at once if
+    `DML_NB_MEASURE`, names separated by commas, holds this name or the page's; otherwise one line
+    says how to measure again. The function stays, to be called by hand."""
+    names = os.environ.get('DML_NB_MEASURE', '').replace(' ', '').split(',')
+    asked = any(name == each or name.startswith(f'{each}.') for each in names if each)
+
+    def run_or_say(measure):
+        if asked:
+            measure()
+        else:
+            also = f' and needs {needs}' if needs else ''
+            print(f'Shown: the measurement kept in results/. A new one takes {takes}{also}: '
+                  f'DML_NB_MEASURE={name}')
+        return measure
+
+    return run_or_say
+
+# %% ../nbs/02_check.ipynb #7d3be204
+def peer_modules(
+    *names:str, # as 'pytorch_metric_learning.losses'
+) -> list: # the modules, None for those of a library that is not installed
+    "Modules of other libraries to compare with; one line says what is not installed."
+    packages = dict.fromkeys(name.split('.')[0] for name in names)
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        print(f"Not compared with {' and '.join(missing)}: pip install dml_nb[book]")
+    return [None if name.split('.')[0] in missing else import_module(name) for name in names]
 
 # %% ../nbs/02_check.ipynb #9fb59676
 def exported(

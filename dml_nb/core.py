@@ -302,7 +302,7 @@ def allocate(
     size:int, # elements
 ) -> Tensor: # (size,), not initialised
     "Memory that may be written in any mode."
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+    if not torch.is_inference_mode_enabled():
         return like.new_empty(size)
     with torch.inference_mode(False):
         return torch.empty(size, dtype=like.dtype, device=like.device)
@@ -361,8 +361,6 @@ def borrow_scratch(
     kind:type=Scratch, # or a subclass with a pool of its own
 ) -> Scratch:
     "One from the pool, or a new one."
-    if torch.compiler.is_compiling():
-        return kind()
     try:
         return kind.pool.pop()
     except IndexError:
@@ -372,8 +370,6 @@ def borrow_scratch(
 @patch
 def give_back(self:Scratch):
     "Return to its pool; large matrices and those of other devices are let go."
-    if torch.compiler.is_compiling():
-        return
     self.rewind(0)
     self.slots = [slot for slot in self.slots
                   if slot.numel() <= self.largest and slot.device.type == 'cpu']
@@ -590,6 +586,13 @@ class ListBatch(Batch):
         self.own_elsewhere = bool(self.own_other.any())
 
 # %% ../nbs/00_core.ipynb #eb09b495
+def one_block(
+    device:torch.device, # where S is
+) -> int: # similarities of a block where no size is set
+    "2^21 on a CPU (8 MB in float32), 2^28 on a GPU."
+    return 2**21 if device.type == 'cpu' else 2**28
+
+
 def spans(
     batch:Batch, # the batch to cut
     block:int=None, # rows per block; None: 64 or more, about 2^21 similarities (8 MB) on a CPU
@@ -602,8 +605,7 @@ def spans(
     if indivisible == 'batch':
         return [(0, n)]
     if block is None:
-        similarities_wanted = 2**21 if batch.own.device.type == 'cpu' else 2**28
-        block = max(64, similarities_wanted // batch.columns)
+        block = max(64, one_block(batch.own.device) // batch.columns)
     if indivisible == 'pair':
         return [(lo, min(lo + block, n)) for lo in range(0, n, block)]
     cuts, end = [0], 0

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from .core import (
     Batch, ListBatch, Pairs, Scratch, as_labels, borrow_scratch, check_embeddings, check_number,
-    explicit_pairs, full_precision, inf, losses_by_number, next_number, product, spans,
+    explicit_pairs, full_precision, inf, losses_by_number, next_number, one_block, product, spans,
     unit_rows, widen)
 
 # %% ../nbs/01_weighting.ipynb #e345f9cc
@@ -142,10 +142,14 @@ class PairLoss(nn.Module):
         self._register()
 
     def _register(self):
-        if torch.compiler.is_compiling():    # a term made in a graph is named by nobody
-            return
-        self._number = next(next_number)
-        losses_by_number[self._number] = self
+        self._number = None             # of a term that is made in a graph
+        if not torch.compiler.is_compiling():
+            self._number = next(next_number)
+            losses_by_number[self._number] = self
+
+    def of_columns(self):
+        "The loss that reads the columns which `forward` adds to S; of most losses itself."
+        return self
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -384,7 +388,7 @@ def may_keep(
     "Whether a matrix of the whole batch may be kept. Several blocks may be a wish for less."
     on_cpu = like.device.type == 'cpu'
     is_small = rows * columns * like.element_size() <= WholeMemory.most
-    wished_small = len(cuts) > 1 and (torch.compiler.is_compiling() or loss.block is not None)
+    wished_small = len(cuts) > 1 and loss.block is not None
     return on_cpu and is_small and not wished_small
 
 # %% ../nbs/01_weighting.ipynb #a162b3fa
@@ -396,7 +400,6 @@ def maker_of_rows(
     memory:WholeMemory,
 ): # function (first, last + 1, scratch) -> those rows of S (b, R), as `sweep` wants it
     "Rows of S = x rᵀ; computed once where a survey comes first and all of S may be kept."
-    compiling = torch.compiler.is_compiling()
     shown_again = loss.surveys > 0 and len(cuts) > 1     # a single block is made once anyway
     kept, made = None, set()
     if shown_again and may_keep(loss, cuts, r, len(anchors), len(r)):
@@ -404,8 +407,7 @@ def maker_of_rows(
 
     def rows_of_S(lo, hi, scratch):
         if kept is None:
-            out = None if compiling else scratch.take(r, (hi - lo, len(r)))
-            return product(anchors[lo:hi], r.T, out=out)
+            return product(anchors[lo:hi], r.T, out=scratch.take(r, (hi - lo, len(r))))
         S = kept[lo:hi]
         if lo not in made:
             product(anchors[lo:hi], r.T, out=S)
@@ -420,7 +422,7 @@ def gradient_by_blocks(
     x:Tensor, r:Tensor, # (B, D), (R, D) unit rows
     batch:Batch,
     alone:bool, # r is x
-    to_x:bool, to_r:bool, # which gradients are wanted
+    to_x:bool, to_r:bool, # which gradients to compute
     cuts:list, mine:list=None, # as `sweep` takes them
 ) -> tuple: # value; ∂/∂x (B, D); ∂/∂r (R, D), in a self-batch the same tensor as ∂/∂x
     "S = x rᵀ block by block, then W r and Wᵀ x."
@@ -450,7 +452,7 @@ def product_both_ways(
 ) -> Tensor: # (B, D)
     "(W + Wᵀ) x, the sum made in strips of tiles from the diagonal to the right."
     B = len(W)
-    if B <= tile or torch.compiler.is_compiling():
+    if B <= tile:
         return (W + W.T) @ x
     d = torch.zeros_like(x)
     below, turned = W.new_empty(2, tile * tile)
@@ -481,8 +483,7 @@ def gradient_of_own_batch(
     "As `gradient_by_blocks` for a batch with itself: all of W, then (W + Wᵀ) x."
     B = len(x)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
-    in_order = len(cuts) == 1 and (torch.compiler.is_compiling()         # where rows are as given
-                                   or torch.equal(batch.rows, torch.arange(B)))
+    in_order = len(cuts) == 1 and torch.equal(batch.rows, torch.arange(B))
     memory = borrow_scratch(WholeMemory)
     if not in_order:
         all_weights = memory.take(x, (B, B))
@@ -511,6 +512,14 @@ def keeps_weights(
     "Whether a batch with itself keeps all of W, to multiply once."
     B, D = x.shape
     return may_keep(loss, cuts, x, B, B) and (D >= from_dim or B <= small)
+
+
+def gradients(loss, x, r, batch, alone, to_x, to_r):
+    "As `gradient_by_blocks`, all of W at once where that is faster."
+    cuts = spans(batch, loss.block, loss.indivisible)
+    if alone and to_x and keeps_weights(loss, x, cuts):
+        return gradient_of_own_batch(loss, x, batch, cuts)
+    return gradient_by_blocks(loss, x, r, batch, alone, to_x, to_r, cuts)
 
 # %% ../nbs/01_weighting.ipynb #7d1bd153
 def own_columns(self_index, B, R, device, alone):
@@ -609,64 +618,72 @@ def check_operands(
     return z, ref, batch
 
 # %% ../nbs/01_weighting.ipynb #042640ad
-@patch
-def _answer(
-    self:PairLoss,
-    S:Tensor, # (B, R)
-    own:Tensor, # (B,)
-    labels:list, masks:list, triplets:list, # as `opaque_weights` takes them
-) -> tuple: # value, W (B, R)
-    "What a graph asks of the loss while it runs."
-    if labels:
-        batch = label_batch(self, *labels, own)
-    else:
-        batch = Batch(None, None, own, masks, tuple(triplets) or None)
-    return weigh(self, S, batch)
+def named(
+    loss:PairLoss,
+) -> list: # (weight, loss) of what has a number
+    "The loss itself, or the terms of a sum that was made inside of the graph."
+    return _parts(loss, Sum) if loss._number is None else [(1., loss)]
 
 
-@torch.library.custom_op('dml_nb::value_and_weights', mutates_args=())
-def opaque_weights(
-    S:Tensor, # (B, R)
+@torch.library.custom_op('dml_nb::value_and_gradients', mutates_args=())
+def gradients_by_number(
+    x:Tensor, # (B, D) unit rows
+    r:list[Tensor], # (R, D) unit rows; nothing where the anchors are each other's references
     own:Tensor, # (B,)
     labels:list[Tensor], # of anchors and references, or nothing
     masks:list[Tensor], # of positives and negatives, or nothing
     triplets:list[Tensor], # a, p, n, or nothing
-    number:int, # of the loss
-) -> tuple[Tensor, Tensor]: # value, W (B, R)
-    return losses_by_number[number]._answer(S, own, labels, masks, triplets)
+    to_x:bool, to_r:bool, # which gradients to compute
+    numbers:list[int], weights:list[float], # of the losses, which are added
+) -> list[Tensor]: # value, ∂/∂x (B, D), and with references ∂/∂r (R, D)
+    "What a graph asks of the engine while it runs."
+    losses = [losses_by_number[number].of_columns() for number in numbers]
+    loss = losses[0] if len(losses) == 1 else Sum(list(zip(weights, losses)))
+    if labels:
+        batch = label_batch(loss, *labels, own)
+    else:
+        batch = Batch(None, None, own, masks, tuple(triplets) or None)
+    with torch.no_grad(), full_precision(x.device):
+        value, dx, dr = gradients(loss, x, *(r or [x]), batch, not r, to_x, to_r)
+    found = [value, dx, dr] if r else [value, dx]
+    return [t.contiguous() for t in found]
 
 
-@opaque_weights.register_fake
-def _(S, own, labels, masks, triplets, number):
-    return S.new_empty((), dtype=torch.float64), torch.empty_like(S)
+@gradients_by_number.register_fake
+def _(x, r, own, labels, masks, triplets, to_x, to_r, numbers, weights):
+    return [x.new_empty((), dtype=torch.float64), *(t.new_empty(t.shape) for t in (x, *r))]
 
-
-def gradient_by_operator(loss, x, r, batch, alone):
-    "As `gradient_by_blocks`, for formulas that a compiler cannot trace."
-    labels = [] if batch.y is None else [batch.y, batch.y_ref]
-    masks = list(batch.masks or ())
-    triplets = list(batch.triplets or ())
+# %% ../nbs/01_weighting.ipynb #9aff64ec
+def gradients_in_graph(loss, x, r, batch, alone, to_x, to_r):
+    "The same while a compiler traces: the formula of one block, or else one operator."
+    if loss.opaque or loss.block is not None or batch.size * batch.columns > one_block(x.device):
+        return gradients_by_operator(loss, x, r, batch, alone, to_x, to_r)
     S = product(x, r.T)
-    value, W = opaque_weights(S, batch.own, labels, masks, triplets, loss._number)
+    pairs = batch.view(batch, 0, batch.size, S.dtype)
+    terms = loss.terms
+    statistics = survey_blocks(terms, lambda: [(S, pairs)])
+    value, W = add_terms(terms, statistics, S, pairs)
     if alone:
-        dx = product_both_ways(W, x)
+        dx = (W + W.T) @ x
         return value, dx, dx
     return value, W @ r, W.T @ x
 
-# %% ../nbs/01_weighting.ipynb #9aff64ec
+
+def gradients_by_operator(loss, x, r, batch, alone, to_x, to_r):
+    weights, losses = zip(*named(loss))
+    labels = [] if batch.y is None else [batch.y, batch.y_ref]
+    value, dx, *dr = gradients_by_number(
+        x, [] if alone else [r], batch.own, labels, list(batch.masks or ()),
+        list(batch.triplets or ()), to_x, to_r, [loss._number for loss in losses], list(weights))
+    return value, dx, *(dr or [dx])
+
+
 def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
     "The loss, ∂/∂z, ∂/∂ref (None without references)."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
-    if loss.opaque and torch.compiler.is_compiling():
-        value, dx, dr = gradient_by_operator(loss, x, r, batch, alone)
-    else:
-        to_r = to_z if alone else to_ref
-        cuts = spans(batch, loss.block, loss.indivisible)
-        if alone and to_z and keeps_weights(loss, x, cuts):
-            value, dx, dr = gradient_of_own_batch(loss, x, batch, cuts)
-        else:
-            value, dx, dr = gradient_by_blocks(loss, x, r, batch, alone, to_z, to_r, cuts)
+    way = gradients_in_graph if torch.compiler.is_compiling() else gradients
+    value, dx, dr = way(loss, x, r, batch, alone, to_z, to_z if alone else to_ref)
     poison = 0. * (x.sum() if alone else x.sum() + r.sum())            # 0 or NaN
     dz = tangent(dx, x, x_inverse).add_(poison)
     dref = None if alone else tangent(dr, r, r_inverse).add_(poison)

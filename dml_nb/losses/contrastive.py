@@ -316,6 +316,12 @@ def extends_rows(self:MarginLoss):
 
 
 @patch
+def of_columns(self:MarginLoss):
+    "With boundaries to learn, a loss that finds them in S."
+    return self if self.classes is None else BoundaryInColumn(self.margin, self.block)
+
+
+@patch
 def forward(
     self:MarginLoss,
     z:Tensor, labels=None, ref=None, ref_labels=None, self_index=None, tuples=None, # as all losses
@@ -335,7 +341,8 @@ def forward(
     x = torch.cat([x, self.boundaries_of(y).to(x.dtype)], 1)             # (B, D + 1)
     axis = torch.eye(r.shape[1] + 1, dtype=r.dtype, device=r.device)[-1:]
     r = torch.cat([pad(r, (0, 1)), axis])                                # (R + 1, D + 1)
-    loss = BoundaryInColumn(self.margin, self.block)
+    loss = self.of_columns()
+    loss._number = self._number
     loss.reduction = self.reduction
     tuples = given[-1]
     if tuples is not None:

@@ -72,6 +72,7 @@ class Histogram(PairLoss):
     """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
     random positive one (001 supplement, Eq. 3)"""
     surveys = 1
+    opaque = True
 
     def __init__(
         self,

@@ -47,6 +47,8 @@ def sum_log1p(
     h:Tensor, # (b, c) from 0 to 1; overwritten
 ) -> Tensor: # (b, 1)
     "$\\sum_j\\log(1+h_j)$ of each row, with one logarithm for 64 entries."
+    if torch.compiler.is_compiling():                # halves would be cut anew for each width
+        return h.log1p().sum(1, keepdim=True)
     for _ in range(6):
         width = h.shape[1]
         half = width // 2

@@ -187,6 +187,8 @@ def look_up(
 class FastAP(PairLoss):
     """1 - (1/P) Σ h⁺ H⁺ / H, mean over anchors with positives: average precision of a
     histogram of squared distances (Cakir et al., 2019)"""
+    opaque = True
+
     def __init__(
         self,
         bins:int=10, # from squared distance 0 to 4; nodes are one more

@@ -15,7 +15,7 @@ __all__ = ['ImageSet', 'load_data', 'split_by_image', 'split_by_class']
 
 # %% ../nbs/30_data.ipynb #b42bf888
 import csv, gzip, hashlib, inspect, json, math, mmap, os, pickle, posixpath, re, stat
-import tempfile, warnings, zipfile
+import tempfile, unicodedata, warnings, zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -227,24 +227,41 @@ def _check_entry(path, info):
     if _leads_outside(name): fault = 'a name that leads outside'
     elif stat.S_ISLNK(info.external_attr >> 16): fault = 'a symbolic link'
     elif info.flag_bits & 1: fault = 'an encrypted entry'
-    elif info.file_size > 2**30: fault = f'an entry of {info.file_size:,} bytes'
     if fault: raise ValueError(f'{path}: an archive of plain files is wanted, {name!r} is {fault}')
 
 
-def _plain_names(path) -> set: # of str; names of folders end in /
-    "What lies in a zip. Raises ValueError for one that is broken or reaches outside itself."
+def _plain_names(path) -> dict: # {name: name in the zip}; names of folders end in /
+    """What lies in a zip, called without a leading ./ and other detours.
+
+    Raises ValueError for one that is broken or reaches outside itself."""
     with _reading(path, 'a zip is wanted'), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     for info in entries:
         _check_entry(path, info)
-    names = Counter(info.filename for info in entries)
-    for name, times in names.most_common(1):
+    given = [info.filename for info in entries]
+    plain = [posixpath.normpath(name) + '/' * name.endswith('/') for name in given]
+    for name, times in Counter(plain).most_common(1):
         if times > 1:
             raise ValueError(f'{path}: one entry of each name is wanted, '
                              f'{name!r} is there {times} times')
-    return set(names)
+    return dict(zip(plain, given))
 
 # %% ../nbs/30_data.ipynb #97b44fe8
+_LARGEST = 2**29                                            # bytes: the most that PIL decodes
+_PACKED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED          # others unpack more than is read
+
+
+def _unpacked(archive, name) -> bytes:
+    "One entry, no more of it than its header says; ValueError for a header that no picture has"
+    info = archive.getinfo(name)
+    if info.file_size > _LARGEST:
+        raise ValueError(f'expected at most {_LARGEST:,} bytes, got {info.file_size:,}')
+    if info.compress_type not in _PACKED:
+        raise ValueError('expected an entry that is stored or deflated, got one packed otherwise')
+    with archive.open(info) as entry:
+        return entry.read(info.file_size)
+
+
 class _Archive:
     "The files of a zip. Raises ValueError for one that is broken or reaches outside itself."
 
@@ -252,9 +269,9 @@ class _Archive:
         self.path = _file(path, 'a zip')
         self.prefix = ''
         self.process = None
-        names = _plain_names(self.path)
-        self.names = {name for name in names if not name.endswith('/')}
-        self.folders = names - self.names
+        self.given = _plain_names(self.path)
+        self.names = {name for name in self.given if not name.endswith('/')}
+        self.folders = self.given.keys() - self.names
 
     def under(self, prefix):
         "The same archive, all names beginning with `prefix`"
@@ -268,7 +285,7 @@ class _Archive:
             if self.process != os.getpid():
                 self.opened = zipfile.ZipFile(self.path)
                 self.process = os.getpid()
-            return self.opened.read(name)
+            return _unpacked(self.opened, self.given[name])
 
     def __contains__(self, name):
         return self.prefix + name in self.names
@@ -477,7 +494,7 @@ class ImageSet:
         if not hasattr(images, 'raw'):
             images = _Vectors(images) if np.ndim(images) == 2 else ImageArray(images)
         self.source = images
-        self.name = name
+        self.name = name.encode('utf-8', 'replace').decode()    # a folder's may be no UTF-8
         self.index = np.arange(len(images))
         self.labels = as_labels(labels, len(images)).numpy().copy()
         self.camera = None if camera is None else np.asarray(camera)
@@ -611,21 +628,31 @@ def _integers(path, values, role='') -> list:
     return [int(value) for value in values]
 
 
+def _one_spelling(name) -> str:
+    "A name in Unicode's form NFC, for é is written in two ways that look the same"
+    return unicodedata.normalize('NFC', name)
+
+
 def _numbered(
     name, # of the set, for errors
-    values, # N strings or integers; -1: unlabelled
+    values, # N strings or integers
+    unlabelled='-1', # which of them is no class
 ) -> tuple: # (N,) int64 labels, and the names of the classes in order
     "Classes in order: by value where all are integers, else as text"
-    values = [str(value) for value in values]
-    kinds = set(values) - {'-1'}
+    values = [_one_spelling(str(value)) for value in values]
+    kinds = set(values) - {unlabelled}
+    too_long = [kind for kind in kinds if len(kind) > 1000]         # `int` takes 4,300 digits
+    if too_long:
+        raise ValueError(f'{name}: expected labels of at most 1,000 characters, got '
+                         f'{too_long[0]:.20}…, which has {len(too_long[0]):,}')
     if all(re.fullmatch(r'-?\d+', kind) for kind in kinds):
         order = sorted(kinds, key=lambda kind: (int(kind), kind))
-        if order and int(order[0]) < 0:
+        if order and int(order[0]) < 0 and unlabelled == '-1':
             raise ValueError(f'{name}: integers from 0 up are wanted as labels, or -1 for '
                              f'unlabelled, {order[0]} was given')
     else:
         order = sorted(kinds)
-    place = {kind: label for label, kind in enumerate(order)} | {'-1': -1}
+    place = {kind: label for label, kind in enumerate(order)} | {unlabelled: -1}
     return np.array([place[value] for value in values], dtype=np.int64), order
 
 # %% ../nbs/30_data.ipynb #5f976cf9
@@ -724,6 +751,11 @@ def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 c
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
 
 # %% ../nbs/30_data.ipynb #8e4102da
+def _class_of(parts, depth) -> tuple: # of parts
+    "The folder at that depth, by name"
+    return tuple(map(_one_spelling, parts[:depth]))
+
+
 def _by_folder(
     wanted, # how errors begin
     base, # where they lie, for errors
@@ -743,7 +775,7 @@ def _by_folder(
     known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
     empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them
     _leave_out(wanted, base, empty, 'folder', 'hold', 'no pictures', on_error)
-    classes = sorted({p[:depth] for p in inside})
+    classes = sorted({_class_of(p, depth) for p in inside})
     below = {p[:depth + 1] for p in inside if len(p) > depth + 1}
     if len(classes) == 1 and len(below) > 1:
         raise ValueError(
@@ -801,7 +833,7 @@ def _by_class(
 ) -> ImageSet:
     "The set of what `_by_folder` found"
     place = {c: label for label, c in enumerate(classes)}
-    labels = [place[p[:depth]] for p in pictures]
+    labels = [place[_class_of(p, depth)] for p in pictures]
     files = ['/'.join(p) for p in pictures]
     images = _picture_set(name, base, files, labels, ['/'.join(c) for c in classes], **options)
     images.depth = depth
@@ -914,7 +946,7 @@ def _beside(path, files, images):
 def _class_names(path, labels, order, names):
     "Names of the classes in order, from a name in each row"
     name_of = {}
-    for label, name in zip(labels, names):
+    for label, name in zip(labels, map(_one_spelling, names)):
         if label >= 0 and name_of.setdefault(label, name) != name:
             raise ValueError(f'{path}: one class_name for label {order[label]} is wanted, '
                              f'{name_of[label]!r} and {name!r} was given')
@@ -984,13 +1016,15 @@ def _labels_beside(path) -> dict: # labels, and perhaps split and camera
 _feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
 
 
-def _label_values(path, values) -> list:
-    "Labels from a file as `_numbered` takes them"
+def _label_values(path, values) -> tuple:
+    "Labels from a file, and which of them is no class, as `_numbered` takes them"
+    is_table = isinstance(values, list)
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in 'iuU':
         raise ValueError(f'{path}: integers or names (N,) are wanted as labels, '
                          f'{values.dtype} of shape {values.shape} was given')
-    return values.tolist()
+    names = values.dtype.kind == 'U' and not is_table
+    return values.tolist(), '' if names else '-1'
 
 
 def _features(root=None, labels=None, name=None) -> ImageSet:
@@ -1004,17 +1038,17 @@ def _features(root=None, labels=None, name=None) -> ImageSet:
     if isinstance(labels, (str, os.PathLike)):
         labels = _arrays(Path(labels))['features']
     if labels is not None:
-        arrays['labels'] = labels
+        arrays['labels'] = np.asarray(labels)
     elif path.suffix.lower() == '.npy': arrays |= _labels_beside(path)
     if 'labels' not in arrays:
         raise ValueError(f'{path}: an array called labels is wanted, '
                          f'{", ".join(sorted(arrays))} was given')
-    values = _label_values(path, arrays['labels'])
+    values, unlabelled = _label_values(path, arrays['labels'])
     vectors = _Vectors(arrays[names[0]])
     if len(values) != len(vectors):
         raise ValueError(f'{path}: one label for each of the {len(vectors):,} vectors is wanted, '
                          f'{len(values):,} was given')
-    numbers, classes = _numbered(path, values)
+    numbers, classes = _numbered(path, values, unlabelled)
     _check_classes(path, numbers, classes)
     camera, split = arrays.get('camera'), arrays.get('split')
     return ImageSet(vectors, numbers, classes, camera, split, name or path.stem)

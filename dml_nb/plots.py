@@ -58,8 +58,14 @@ STYLE = {
 def style(**changes):
     """Inside, figures are drawn in the style of this book, with `changes` of matplotlib's
     parameters; also a decorator."""
-    with mpl.rc_context(STYLE | changes):
+    inside = STYLE | changes
+    # no `rc_context`, which restores all: Jupyter sets `interactive` with the first figure
+    outside = {name: plt.rcParams[name] for name in inside}
+    plt.rcParams.update(inside)
+    try:
         yield
+    finally:
+        plt.rcParams.update(outside)
 
 # %% ../nbs/03_plots.ipynb #3bad76d2
 def small_png(

@@ -3,7 +3,7 @@
 Small data are made on the spot. The grey of each picture says which class it is of, so that a wrong
 label cannot hide."""
 
-import gzip, io, os, pickle, shutil, stat, warnings, zipfile
+import gzip, io, os, pickle, shutil, stat, struct, tracemalloc, unicodedata, warnings, zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -127,6 +127,22 @@ def test_the_hash_of_data_stays_what_it_is(tmp_path):
     parts = few, few.transformed(lambda x: x.flip(-1)), turn_classes(few)
     assert [images.sha256()[:16] for images in parts] == [
         '8d853046512fd16b', '7c4989c7cf721fd9', 'eb1e5b662ac027e1']
+
+
+def test_another_split_or_camera_is_another_set():
+    pixels = np.zeros((4, 2, 2))
+    known = [dict(), dict(split=list('aabb')), dict(split=list('abab')), dict(camera=[0, 0, 1, 1])]
+    assert len({ImageSet(pixels, [0, 1, 0, 1], **more).sha256() for more in known}) == 4
+
+
+def test_turned_pictures_keep_their_split_and_camera():
+    pixels = np.arange(3 * 4, dtype=np.uint8).reshape(3, 2, 2)
+    images = ImageSet(pixels, [0, 1, 1], split=list('abc'), camera=[5, 6, 7])
+    turned = turn_classes(images)
+    assert turned.split.tolist() == list('abc') * 8 and turned.camera.tolist() == [5, 6, 7] * 8
+    for i in range(24):
+        same = torch.equal(turned[i][0].unique(), images[i % 3][0].unique())
+        assert same and turned.split[i] == images.split[i % 3]
 
 
 def test_held_out_pictures_depend_on_the_seed():
@@ -925,6 +941,87 @@ def test_archives_in_one_folder_and_with_clutter(tmp_path):
             refused(lambda: load_data(archive), f'{prefix}c holds')
             with pytest.warns(UserWarning, match='1 folder holds no pictures .* c first'):
                 assert load_data(archive, on_error='skip').classes == ['a', 'b']
+
+
+def test_names_that_begin_with_a_dot_and_a_slash_are_read(tmp_path):
+    inside = [('./', ''), ('./a/1.png', picture(1)), ('./b/', ''), ('./b/2.png', picture(2)),
+              ('c//3.png', picture(3)), ('./.hidden/4.png', picture(4))]
+    images = load_data(entries(tmp_path/'x.zip', *inside))
+    assert images.classes == ['a', 'b', 'c'] and greys(images) == [1, 2, 3]
+    (tmp_path/'x.csv').write_text('file,label\n./a/1.png,k\nb/2.png,l\n')
+    assert greys(load_data(tmp_path/'x.csv')) == [1, 2]
+
+
+def with_header(path, at, form, value):
+    "The central directory, which says what each entry is, changed for the first of them"
+    raw = bytearray(path.read_bytes())
+    struct.pack_into(form, raw, raw.index(b'PK\x01\x02') + at, value)
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize('at, form, value, fault', [
+    (24, '<I', 2**29 + 1, 'at most 536,870,912 bytes, got 536,870,913'), (24, '<I', 100, 'CRC'),
+    (10, '<H', zipfile.ZIP_LZMA, 'stored or deflated')])
+def test_an_entry_is_unpacked_no_further_than_its_header_says(tmp_path, at, form, value, fault):
+    with zipfile.ZipFile(tmp_path/'x.zip', 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('a/1.png', bytes(2**26))
+        for name in ('a/2.png', 'b/1.png'):
+            archive.writestr(name, picture(2))
+    path = with_header(tmp_path/'x.zip', at, form, value)
+    tracemalloc.start()
+    refused(lambda: load_data(path)[0], 'x.zip', 'a/1.png', fault)
+    with pytest.warns(UserWarning, match='1 of 3 pictures could not be read'):
+        assert greys(load_data(path, on_error='skip')) == [2, 2]
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def spelled_twice(*names):
+    "Each name in both forms that Unicode has for it"
+    return [unicodedata.normalize(form, name) for name in names for form in ('NFC', 'NFD')]
+
+
+@pytest.mark.parametrize('kind', ['folder', 'zip', 'csv', 'features'])
+def test_two_spellings_of_a_name_are_one_class(kind, tmp_path):
+    names = spelled_twice('café', 'naïve')
+    assert len(set(names)) == 4
+    for grey, name in enumerate(names):
+        paint(tmp_path/'x'/name/'1.png', grey)
+    files = '\n'.join(f'{name}/1.png,{name},{name}' for name in names)
+    (tmp_path/'x'/'x.csv').write_text(f'file,label,class_name\n{files}', encoding='utf-8')
+    np.savez(tmp_path/'x.npz', z=np.arange(4.)[:, None], labels=names)
+    shutil.make_archive(str(tmp_path/'x'), 'zip', tmp_path/'x')
+    source = dict(folder='x', zip='x.zip', csv='x/x.csv', features='x.npz')[kind]
+    images = load_data(tmp_path/source)
+    assert images.classes == spelled_twice('café', 'naïve')[::2]
+    values = greys(images) if kind != 'features' else images.images()[:, 0].int().tolist()
+    assert dict(zip(values, images.labels.tolist())) == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize('file', ['x.csv', 'x.npz', 'x.npy'])
+def test_a_label_that_is_too_long_names_its_file(file, tmp_path):
+    labels = ['9' * 5000, '1']
+    for i in range(2):
+        paint(tmp_path/f'{i}.png', i)
+    lines = '\n'.join(f'{i}.png,{label}' for i, label in enumerate(labels))
+    (tmp_path/'x.csv').write_text(f'file,label\n{lines}')
+    np.savez(tmp_path/'x.npz', z=np.eye(2), labels=labels)
+    np.save(tmp_path/'x.npy', np.eye(2))
+    with pytest.raises(ValueError, match=f'{file}: expected labels of at most .* has 5,000'):
+        load_data(tmp_path/file)
+
+
+def test_a_class_may_be_called_minus_one(tmp_path):
+    for grey, name in enumerate(['-1', '-5', '3']):
+        paint(tmp_path/'x'/name/'1.png', grey)
+    assert load_data(tmp_path/'x').classes == ['-1', '-5', '3']
+    np.savez(tmp_path/'x.npz', z=np.eye(4), labels=['-1', '', '-5', '3'])
+    images = load_data(tmp_path/'x.npz')
+    assert [images.classes[y] for y in images.labels[[0, 2, 3]]] == ['-1', '-5', '3']
+    assert images.labels[1] == -1 and len(images.classes) == 3
+    np.savez(tmp_path/'x.npz', z=np.eye(3), labels=[-1, 5, 3])
+    assert load_data(tmp_path/'x.npz').labels.tolist() == [-1, 1, 0]
 
 
 def test_folders_without_a_picture_are_left_out_and_named(tmp_path):

@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def evaluate_by_loops(angles, labels, gallery, gallery_labels, cameras, gallery_
     alone = gallery is None
     if alone:
         gallery, gallery_labels, gallery_cameras = angles, labels, cameras
-    rows, taken_for, asked = [], {}, 0
+    rows, rivals, asked = [], {}, 0     # of each confused query the classes that are nearest to it
     for i, label in enumerate(labels):
         if label in (-1, ''):
             continue
@@ -51,11 +52,12 @@ def evaluate_by_loops(angles, labels, gallery, gallery_labels, cameras, gallery_
         if ranks:
             rows.append(measures_by_loops(ranks))
             if ranks[0] > 1:
-                pair = label, gallery_labels[ranking[0][2]]
-                taken_for[pair] = taken_for.get(pair, 0) + 1
+                least = ranking[0][0]
+                rivals[i] = {gallery_labels[k] for turn, right, k in ranking
+                             if turn == least and not right}
     n = len(rows) if no_match == 'skip' else asked
     means = {key: sum(row[key] for row in rows) / n for key in rows[0]} if rows else {}
-    return means, taken_for, asked - len(rows)
+    return means, rivals, asked - len(rows)
 
 
 def on_circle(angles):
@@ -92,14 +94,17 @@ def test_equal_to_loops(data):
             evaluate(*args, ks=KS, no_match=no_match)
         return
     report = evaluate(*args, ks=KS, no_match=no_match)
-    means, taken_for, unmatched = evaluate_by_loops(
+    means, rivals, unmatched = evaluate_by_loops(
         angles, labels, gallery, gallery_labels, cameras, gallery_cameras, no_match)
     assert report['unmatched'] == unmatched
     for key, value in means.items():
         assert report[key] == pytest.approx(value, abs=1e-12), key
+    wrong = {i: sizes['other'][k] for i, k in enumerate(report.nearest_wrong.tolist()) if k >= 0}
+    assert wrong.keys() == rivals.keys()
+    assert all(wrong[i] in classes for i, classes in rivals.items())
+    pairs = Counter((labels[i], other) for i, other in wrong.items())
     table = report.confusions(10**6)
-    assert sum(row['queries'] for row in table) == sum(taken_for.values())
-    assert {row['class'] for row in table} == {label for label, _ in taken_for}
+    assert {(row['class'], row['taken_for']): row['queries'] for row in table} == pairs
 
 
 @pytest.mark.parametrize('args', [

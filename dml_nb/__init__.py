@@ -50,3 +50,7 @@ Modules:
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""
 
 __version__ = "0.0.1"
+
+#: The loss to start with, by its name in `dml_nb.losses.catalogue.LOSSES`: what the page on choosing
+#: a loss finds in the comparison of all of them.
+DEFAULT_LOSS = "infonce"

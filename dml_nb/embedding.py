@@ -22,7 +22,6 @@ __all__ = ['small_convnet', 'Embedder', 'create_embedder', 'Features', 'save_emb
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,11 +32,12 @@ import torch
 from fastcore.basics import patch
 from fastprogress.fastprogress import progress_bar
 from PIL import Image
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from .check import write_atomically
+from .check import Store, hash_of, write_atomically
 from .core import check_number, unit
 from .data import ImageSet, _base, _is_picture, _pixels, _reading, _sides, read_image
 from .weighting import check_choice
@@ -909,14 +909,6 @@ def embed(self:Embedder,
     return _rows_of(self, self, images, bs, progress)
 
 # %% ../nbs/50_embedding.ipynb #679123e6
-def digest_of(
-    facts, # JSON values
-) -> str: # 64 hexadecimal digits
-    "SHA-256 of JSON values, in a form that does not depend on the order of keys."
-    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def digest_of_tensors(
     tensors:dict, # {name: tensor}
 ) -> str: # 64 hexadecimal digits
@@ -942,54 +934,41 @@ def digest_of_pictures(
     return found.hexdigest()
 
 # %% ../nbs/50_embedding.ipynb #3aa0e4c5
-def write_tensors(
+def tensor_bytes(
     tensors:dict, # {name: tensor}
-    file, # a `.safetensors`
-    facts:dict, # JSON values, written beside it
-    description, # the file of the facts
+    **facts, # texts
+) -> bytes: # of a safetensors file
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    return save_tensors(tensors, facts or None)
+
+
+def write_features(
+    file:Path, # its folder is made if need be
+    features:Tensor, # (N, F)
+    **facts, # texts
 ):
-    "Numbers first, then their description with the hashes of both. Raises `OSError`."
-    data = save_tensors({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
-    facts = dict(facts, weights=Path(file).name, sha256=hashlib.sha256(data).hexdigest())
-    facts = json.loads(json.dumps(facts, allow_nan=False))      # keys are strings once read
-    facts['description_sha256'] = digest_of(facts)
-    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomically(file, data)
-    write_atomically(description, f'{text}\n'.encode())
+    "Whole or not at all. Raises `OSError` naming the file."
+    tensors = dict(features=features)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, tensor_bytes(tensors, **facts, sha256=digest_of_tensors(tensors)))
 
 
-def read_tensors(
-    description, # written by `write_tensors`
-    format:str, # what it must call itself
-) -> tuple: # {name: tensor}, and the facts
-    "Numbers and description. Raises `ValueError` that names the damaged file."
-    description = Path(description)
+def read_features(
+    file:Path, # from `write_features`
+) -> Tensor: # (N, F)
+    "Raises `ValueError` for a damaged file."
     try:
-        facts = json.loads(description.read_text(encoding='utf-8'))
-        found = facts['format']
-        told = facts.pop('description_sha256')
-        name, wanted = Path(facts['weights']).name, facts['sha256']     # never outside the folder
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f'{description} is damaged: a {format} in JSON is wanted ({error})')
-    if found != format:
-        raise ValueError(f'path: a {format} is wanted, {description} is a {found!r}')
-    if digest_of(facts) != told:
-        raise ValueError(f'{description} is damaged: it was changed after it was written')
-    file = description.parent/name
-    if not file.is_file():
-        raise FileNotFoundError(f'path: {name} is wanted beside {description}, it is missing')
-    data = file.read_bytes()
-    if hashlib.sha256(data).hexdigest() != wanted:
-        raise ValueError(f'{file} is damaged: its SHA-256 is not the one in {description.name}')
-    try:
-        return load_tensors(data), facts
-    except Exception as error:
-        raise ValueError(f'{file} is damaged: safetensors are wanted ({error})') from error
+        with safe_open(file, 'pt') as opened:
+            tensors = dict(features=opened.get_tensor('features'))
+            if opened.metadata()['sha256'] == digest_of_tensors(tensors):
+                return tensors['features']
+            why = 'its numbers have another SHA-256'
+    except (SafetensorError, KeyError, TypeError) as error:
+        why = error
+    raise ValueError(f'{file}: expected features as they were saved, got a damaged file ({why}); '
+                     'remove it')
 
 # %% ../nbs/50_embedding.ipynb #65058ace
-_FEATURES = 'dml_nb features 1'
-
-
 class Features(ImageSet):
     """What a body sees in each picture, as an `ImageSet` of vectors: computed once, then read.
 
@@ -1008,15 +987,12 @@ class Features(ImageSet):
             vectors = _rows_of(embedder, embedder.features, images, bs, progress)
         else:
             key = self.key(embedder, images)
-            self.file = Path(folder).expanduser()/f'{key[:16]}.safetensors'
-            description = self.file.with_suffix('.json')
-            if description.exists():
-                vectors = read_tensors(description, _FEATURES)[0]['features']
+            self.file = Path(folder).expanduser()/f'{key[:16]}.features.safetensors'
+            if self.file.is_file():
+                vectors = read_features(self.file)
             else:
                 vectors = _rows_of(embedder, embedder.features, images, bs, progress)
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                facts = dict(format=_FEATURES, key=key, images=images.name, made=embedder.made)
-                write_tensors(dict(features=vectors), self.file, facts, description)
+                write_features(self.file, vectors, key=key, images=images.name)
         super().__init__(vectors, images.labels, images.classes, images.camera, images.split,
                          f'{images.name}, features')
         self.pairs = images.pairs
@@ -1029,10 +1005,14 @@ class Features(ImageSet):
         tensors |= {f'pool.{name}': x for name, x in embedder.pool.state_dict().items()}
         if isinstance(embedder.body, NormalizedBody):
             tensors |= dict(mean=embedder.body.mean, std=embedder.body.std)
-        return digest_of([facts, digest_of_tensors(tensors), digest_of_pictures(images)])
+        return hash_of([facts, digest_of_tensors(tensors), digest_of_pictures(images)])
 
 # %% ../nbs/50_embedding.ipynb #32c03bcc
-_FORMAT = 'dml_nb embedder 2'
+_NOT_IN_EMBEDDINGS = 'dropout', 'frozen', 'frozen_batch_norm'
+_EMBEDDER = Store(
+    'embedder.json', 'dml_nb embedder 3', ['weights.safetensors'], remedy='train it again',
+    schema=dict.fromkeys(
+        ('network', 'facts'), ('names with values', lambda facts: isinstance(facts, dict))))
 
 
 @patch(as_prop=True)
@@ -1043,6 +1023,14 @@ def config(self:Embedder):
         frozen_batch_norm=self.frozen_batch_norm)
 
 
+@patch
+def sha256(self:Embedder) -> str: # 64 hexadecimal digits
+    "Of all that decides its embeddings: weights, and what is done to pictures."
+    network = {name: value for name, value in self.config.items()
+               if name not in _NOT_IN_EMBEDDINGS}
+    return hash_of([network, digest_of_tensors(self.state_dict())])
+
+
 def save_embedder(
     embedder:Embedder,
     path, # a folder, made if need be
@@ -1051,17 +1039,36 @@ def save_embedder(
     """Weights as safetensors, the rest as JSON.
 
     Raises `TypeError` or `ValueError` for facts that JSON cannot hold, `OSError` naming the file
-    that cannot be written."""
-    tensors = embedder.state_dict()
+    that cannot be written or the process that is writing there."""
     path = Path(path).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    weights = path/f'{digest_of_tensors(tensors)[:16]}.safetensors'
-    described = dict(format=_FORMAT, network=embedder.config, facts=facts)
-    write_tensors(tensors, weights, described, path/'embedder.json')
-    for old in path.glob('*.safetensors'):
-        if old != weights and re.fullmatch('[0-9a-f]{16}', old.stem):   # nobody else's file
-            old.unlink()
+    weights = {'weights.safetensors': tensor_bytes(embedder.state_dict())}
+    _EMBEDDER.write(path, dict(network=embedder.config, facts=facts), weights)
     return path
+
+# %% ../nbs/50_embedding.ipynb #80843778
+def rebuilt(
+    saved:dict, # network: its `config`; facts
+    weights:bytes, # of a safetensors file
+    path, # where both are from, for errors
+    arch=None, # as in `load_embedder`
+) -> Embedder: # likewise
+    "Raises `ValueError` for what does not fit."
+    config = saved['network']
+    arch = config.get('arch') if arch is None else arch
+    if arch is None:
+        raise ValueError(f'arch: expected the body, for the one in {path} has no name, got None')
+    chosen = {name: config[name] for name in (
+        'pooling', 'dropout', 'batch_norm', 'head', 'frozen', 'frozen_batch_norm', 'size', 'fit')}
+    with torch.random.fork_rng():
+        _, _, body = build_body(arch, config, config['pooling'])
+        embedder = Embedder(body, config['dim'], config['features'], config, **chosen)
+    try:
+        embedder.load_state_dict(load_tensors(weights))
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f'{path}: expected weights that fit this body, got others: {error}'
+                         ) from error
+    embedder.facts = saved['facts']
+    return embedder.eval()
 
 # %% ../nbs/50_embedding.ipynb #7fd969f9
 def load_embedder(
@@ -1073,23 +1080,5 @@ def load_embedder(
     Raises `FileNotFoundError` where there is none, `ValueError` if its files are damaged, were
     changed, or do not fit the body."""
     path = Path(path).expanduser()
-    if not (path/'embedder.json').is_file():
-        raise FileNotFoundError(
-            f'path: a folder from save_embedder is wanted, {path} holds no embedder.json')
-    tensors, saved = read_tensors(path/'embedder.json', _FORMAT)
-    config = saved['network']
-    arch = config.get('arch') if arch is None else arch
-    if arch is None:
-        raise ValueError(
-            f'arch: the body is wanted, for the one in {path} has no name, None was given')
-    chosen = {name: config[name] for name in (
-        'pooling', 'dropout', 'batch_norm', 'head', 'frozen', 'frozen_batch_norm', 'size', 'fit')}
-    with torch.random.fork_rng():
-        _, _, body = build_body(arch, config, config['pooling'])
-        embedder = Embedder(body, config['dim'], config['features'], config, **chosen)
-    try:
-        embedder.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f'the weights in {path} do not fit this body: {error}') from error
-    embedder.facts = saved['facts']
-    return embedder.eval()
+    saved, contents = _EMBEDDER.read(path)
+    return rebuilt(saved, contents['weights.safetensors'], path, arch)

@@ -18,7 +18,6 @@ import base64
 import html
 import json
 import os
-import shutil
 import time
 import warnings
 from contextlib import redirect_stdout
@@ -36,18 +35,19 @@ from fastai.callback.tracker import EarlyStoppingCallback, TrackerCallback
 from fastai.torch_core import default_device, no_random
 from torch import nn
 
-from .check import machine, versions, write_atomically, write_json
+from . import DEFAULT_LOSS
+from .check import code_hash, machine, one_writer, versions, write_atomically, write_json
 from .core import check_number
 from .data import (
-    ImageSet, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
+    ImageSet, _class_of, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
     split_by_image)
-from dml_nb.embedding import (
+from .embedding import (
     BODIES, SMALL, Embedder, Pictures, create_embedder, is_timm, load_embedder, local_weights,
-    save_embedder)
-from .index import EmbeddingIndex, pictures_of_search
+    rebuilt, save_embedder, tensor_bytes)
+from .index import EmbeddingIndex, index_of_pictures
 from .learner import jitter_images, metric_dataloaders, metric_learner
-from .losses import MultiSimilarity
-from .recovery import Checkpoints
+from .losses.catalogue import LOSSES
+from .recovery import Checkpoints, remove_checkpoints
 from .retrieval import evaluate
 
 # %% ../nbs/56_everyday.ipynb #ea8f7174
@@ -157,6 +157,16 @@ def usual_network(
     return body, 'imagenet'
 
 # %% ../nbs/56_everyday.ipynb #9b0ea29d
+def kept_hash(
+    folder:Path, # of the embedder
+) -> str: # 64 hexadecimal digits
+    "Of the network that a training has kept. Raises `ValueError` if it is not there or damaged."
+    try:
+        return load_embedder(folder).sha256()
+    except (ValueError, OSError) as error:
+        raise ValueError(f'{error}; --fresh (fresh=True) begins the training anew') from error
+
+
 class KeepBest(TrackerCallback):
     "Writes the embedder whenever retrieval of what is held back is better than ever"
     order = 61                                          # before early stopping may end the epoch
@@ -168,6 +178,11 @@ class KeepBest(TrackerCallback):
         super().__init__(monitor='map@r', comp=np.greater)
         self.folder = folder
         self.facts = facts
+
+    def before_epoch(self):
+        if np.isfinite(self.best) and not (self.folder/'embedder.json').is_file():
+            raise ValueError(f'{self.folder}: expected the best network so far, found none; '
+                             '--fresh (fresh=True) begins the training anew')
 
     def after_epoch(self):
         super().after_epoch()
@@ -237,18 +252,18 @@ def begin_record(
     fresh:bool, # forget what is there
 ) -> dict: # what is there: settings, curve, finished
     """What was done so far. Raises `ValueError` naming what differs from a training that is there,
-    or for a damaged file."""
+    for a damaged file, and where a finished training has lost its network."""
     if fresh:
-        for name in ('checkpoints', 'embedder'):
-            shutil.rmtree(path.parent/name, ignore_errors=True)
         path.unlink(missing_ok=True)
-    if not path.is_file():
+    if not path.is_file():                              # also where --fresh was stopped before
+        remove_checkpoints(path.parent/'checkpoints')
+        (path.parent/'embedder'/'embedder.json').unlink(missing_ok=True)
         record = dict(settings=settings, finished=False, curve=[])
         write_record(path, record)
         return record
     try:
         record = json.loads(path.read_text(encoding='utf-8'))
-        known = dict(depth=1) | record['settings']
+        known, finished = dict(depth=1) | record['settings'], record['finished']
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path}: a record of training is wanted, a damaged file was found '
                          f'({error}); --fresh (fresh=True) begins anew') from error
@@ -262,6 +277,16 @@ def begin_record(
             f"out: a new folder, or that of the same training, is wanted; {path.parent} holds one "
             f"with {'; '.join(differ)}.{why} The same with --out {path.parent}-new (out=...) "
             'trains beside it, with --fresh (fresh=True) in its place')
+    if finished and kept_hash(path.parent/'embedder') != record.get('embedder'):
+        raise ValueError(f"{path.parent/'embedder'}: expected the network of {path}, got another "
+                         'one; --fresh (fresh=True) begins the training anew')
+    codes = str(record.get('code')).split(', ')
+    if codes != [code_hash()]:
+        warnings.warn(f'{path}: other code of dml_nb than this trained it; --fresh (fresh=True) '
+                      'trains it anew', stacklevel=3)
+        if not finished and code_hash() not in codes:
+            record['code'] = ', '.join([*codes, code_hash()])
+            write_record(path, record)                  # now: it may be stopped before the end
     return record
 
 # %% ../nbs/56_everyday.ipynb #14ffcba1
@@ -283,13 +308,13 @@ def new_embedder(
 
 # %% ../nbs/56_everyday.ipynb #0b5faa53
 def loss_for(
-    loss, # of `dml_nb.losses`, or a function of classes and dim; None: `MultiSimilarity()`
+    loss, # of `dml_nb.losses`, or a function of classes and dim; None: `DEFAULT_LOSS`
     classes:int, # to train on
     dim:int, # of the embeddings
     seed:int=0, # of its parameters, if it has any
 ) -> nn.Module:
     if loss is None:
-        return MultiSimilarity()
+        return LOSSES[DEFAULT_LOSS]()
     if isinstance(loss, nn.Module):
         return loss
     with torch.random.fork_rng():
@@ -334,7 +359,7 @@ def fit_and_record(
     record:dict, # from `begin_record`
     path:Path, # of training.json
 ):
-    "Adds to the record, in place: before, curve, best, seconds, finished."
+    "Adds to the record, in place: before, curve, best, seconds, hash of the embedder, finished."
     settings = record['settings']
     if 'before' not in record:
         before = evaluate(*learn.embed(), ks=(1,))
@@ -346,14 +371,15 @@ def fit_and_record(
     rows = [epoch_row(learn, i) for i in range(len(learn.recorder.values))]
     record |= dict(
         curve=rows, best=max(rows, key=lambda row: row['map@r']),
-        seconds=time.perf_counter() - start, finished=True)
+        seconds=time.perf_counter() - start, embedder=kept_hash(path.parent/'embedder'),
+        finished=True)
     write_record(path, record)
 
 # %% ../nbs/56_everyday.ipynb #67b898f5
 def train_embedder(
     images:ImageSet, # labelled, of one size
     out, # folder of the embedder and of what it takes to go on, made if need be
-    loss=None, # of `dml_nb.losses`, or a function of classes and dim; None: `MultiSimilarity()`
+    loss=None, # of `dml_nb.losses`, or a function of classes and dim; None: `DEFAULT_LOSS`
     body:str='auto', # as in `create_embedder`; 'auto': by the kind of pictures
     weights:str='auto', # of the body: 'none', 'imagenet', 'DEFAULT', a path; 'auto': pretrained
     dim:int=None, # of a linear layer on top; None: the body's features (128 on vectors)
@@ -366,11 +392,12 @@ def train_embedder(
     seed:int=0, # of what is held back, new weights and batches
     fresh:bool=False, # begin anew although the folder holds a training
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'
-) -> dict: # settings, curve, before, best, seconds, finished: what `training.json` holds
+) -> dict: # settings, curve, before, best, seconds, embedder, finished: as in `training.json`
     """Train, judge by held-back classes, keep the best in `out/embedder`, go on after a stop.
 
-    Raises `ValueError` for data that cannot be trained on and for a folder with another training,
-    `OSError` for weights or files that cannot be had."""
+    Raises `ValueError` for data that cannot be trained on and for a folder with another training
+    or without the network of a finished one, `OSError` for weights or files that cannot be had and
+    for a folder that another process is writing."""
     check_number('lr', 1. if lr is None else lr, above=0)
     out = Path(out).expanduser()
     train, valid, how = hold_back(images, held_out, seed)
@@ -385,19 +412,19 @@ def train_embedder(
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
         held_out=held_out, held_back=how, seed=seed, device=default_device().type)
-    record = begin_record(out/'training.json', settings, fresh)
-    if record['finished']:
-        return record
-    if tell is not None:
-        tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
     facts = dict(data=data, depth=images.depth, loss=settings['loss'], held_back=how,
-                 versions=versions(), machine=machine())
-    with no_random(seed):
-        learn = careful_learner(
-            train, valid, embedder, loss, out, facts, settings['classes'], per_class, patience,
-            seed, tell)
-        fit_and_record(learn, record, out/'training.json')
-    shutil.rmtree(out/'checkpoints', ignore_errors=True)
+                 versions=versions(), code=code_hash(), machine=machine())
+    with one_writer(out):
+        record = begin_record(out/'training.json', settings, fresh)
+        if not record['finished']:
+            if tell is not None:
+                tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
+            with no_random(seed):
+                learn = careful_learner(
+                    train, valid, embedder, loss, out, facts, settings['classes'], per_class,
+                    patience, seed, tell)
+                fit_and_record(learn, record, out/'training.json')
+        remove_checkpoints(out/'checkpoints')
     return record
 
 # %% ../nbs/56_everyday.ipynb #2a49eadc
@@ -453,10 +480,10 @@ def index_folder(
     tell=None, # (files done, of all) -> None
     depth:int=None, # of the folders that are the labels; None: as in the embedder's training
 ) -> dict: # pictures, skipped: {file: why}, root
-    """Embed every picture and write the index, replacing one that is there.
+    """Embed every picture and write the index with the embedder, replacing one that is there.
 
     Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture, `OSError`
-    naming a file that cannot be written."""
+    naming a file that cannot be written, or the process that is writing there."""
     root = Path(folder).expanduser().resolve()
     if not root.exists():
         raise FileNotFoundError(f'images: a folder of pictures is wanted, {folder} was given, and '
@@ -467,27 +494,33 @@ def index_folder(
     facts = getattr(embedder, 'facts', {})
     depth = facts.get('depth', 1) if depth is None else depth
     check_number('depth', depth, lo=1, integer=True)
-    z, kept, skipped = embed_readable(embedder, files, tell=tell)
-    base = root if root.is_dir() else root.parent
-    index = EmbeddingIndex(z.shape[1], kind)
-    places = [file.relative_to(base) for file in kept]
-    index.add(z, metadata=[
-        dict(path=place.as_posix(), label='/'.join(place.parts[:-1][:depth])) for place in places])
-    out = Path(out).expanduser()
-    index.save(out/'index')
-    save_embedder(embedder, out/'embedder', **facts)
-    found = dict(root=str(base), pictures=len(kept),
-                 skipped={str(file): why for file, why in skipped.items()})
-    write_json(out/'search.json', found)
-    return found
+    with one_writer(out):
+        z, kept, skipped = embed_readable(embedder, files, tell=tell)
+        base = root if root.is_dir() else root.parent
+        index = EmbeddingIndex(z.shape[1], kind, embedder)
+        places = [file.relative_to(base) for file in kept]
+        index.add(z, metadata=[
+            dict(path=place.as_posix(), label='/'.join(_class_of(place.parts[:-1], depth)))
+            for place in places])
+        index._pictures = dict(root=str(base), network=embedder.config, facts=facts)
+        index._weights = tensor_bytes(embedder.state_dict())
+        index.save(out)
+    return dict(root=str(base), pictures=len(kept),
+                skipped={str(file): why for file, why in skipped.items()})
 
 # %% ../nbs/56_everyday.ipynb #8576df76
 def open_search(
     out, # folder from `index_folder`
 ) -> tuple: # the index, the embedder, the folder of its pictures
-    "Raises `FileNotFoundError` where there is none, `ValueError` for damaged files."
-    root, out = pictures_of_search(out), Path(out).expanduser()
-    return EmbeddingIndex.open(out/'index'), load_embedder(out/'embedder'), root
+    """Raises `FileNotFoundError` where there is none, `ValueError` for damaged files and for rows
+    that are not this embedder's."""
+    index, root = index_of_pictures(out)
+    if index._weights is None or not {'network', 'facts'} <= set(index._pictures):
+        raise ValueError(f'{out}: expected an index with its embedder, got one without; make it '
+                         'with dml index')
+    embedder = rebuilt(index._pictures, index._weights, out)
+    index._check_embedder(embedder)
+    return index, embedder, root
 
 # %% ../nbs/56_everyday.ipynb #b69bc201
 def search_folder(
@@ -527,11 +560,28 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere; }
 """
 
 
+def check_page(
+    path, # of a page to write
+):
+    "Raises `ValueError` where another kind of file is there."
+    path = Path(path)
+    if path.is_file():
+        with open(path, 'rb') as file:
+            start = file.read(100).lstrip().lower()
+        if start and not start.startswith((b'<!doctype html', b'<html')):
+            raise ValueError(f'--html: expected a new file or a page to replace, got {path}, which '
+                             'is a file of another kind')
+
+
 def search_page(
     answers:list, # from `search_folder`
     path, # of the page
 ):
-    "Write a page with each query and its answers. Raises `OSError` naming a file it cannot write."
+    """Write a page with each query and its answers.
+
+    Raises `ValueError` for a file there that is no page, `OSError` naming one it cannot write."""
+    check_page(path)
+
     def figure(file, *lines):
         name = html.escape(Path(file).name)
         picture = base64.b64encode(small_jpeg(file)).decode()
@@ -548,4 +598,4 @@ def search_page(
     text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width"><title>Similar pictures</title>'
             f"<style>{STYLE}</style><h1>Similar pictures</h1>{''.join(parts)}</html>")
-    write_atomically(path, text.encode())
+    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file

@@ -23,15 +23,9 @@ import hashlib
 import itertools
 import json
 import math
-import re
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None    # Windows: nothing keeps two processes from saving at once
 
 # %% ../nbs/43_embedding_index.ipynb #febcf747
 import faiss
@@ -42,7 +36,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor, nn
 
-from .check import write_atomically
+from .check import Store
 from .core import check_embeddings, check_number
 
 # %% ../nbs/43_embedding_index.ipynb #15f48422
@@ -136,6 +130,8 @@ class EmbeddingIndex:
         self._approximation = None                # made when first needed
         self._pending = {}                        # ids that the approximation does not know yet
         self._copies = {}                         # derived from the rows, forgotten with them
+        self._pictures = None                     # where they lie and what embeds them, saved along
+        self._weights = None                      # bytes of the file of what embeds them
         _check_settings(self)
 
     def __len__(self):
@@ -605,157 +601,81 @@ def recall(
     return float(reached.sum() / wanted.sum()) if wanted.any() else 1.
 
 # %% ../nbs/43_embedding_index.ipynb #752d864e
-_FORMAT = 'dml_nb index 1'
-_MANIFEST = 'index.json'
-_ENDINGS = {
-    'rows': 'rows.faiss',
-    'ids': 'ids.safetensors',
-    'metadata': 'metadata.json',
-    'structure': 'structure.faiss',
-    'tensors': 'tensors.safetensors',
-}
-_DATA = '[0-9a-f]{16}[.](' + '|'.join(_ENDINGS.values()) + ')'
-_OURS = re.compile(f'{_DATA}|[.](index[.]json|{_DATA})[.][0-9]+')    # files, and parts of them
+def _is_count(x):
+    "Whether it is an integer from 0 up, as ids are"
+    return type(x) is int and 0 <= x < 2**63
 
-def _digest(data):
-    return hashlib.sha256(data).hexdigest()
+def _is_pictures(x):
+    "Whether it says where pictures lie, or is None"
+    return x is None or isinstance(x, dict) and isinstance(x.get('root'), str)
 
-def _seal(manifest):
-    "The hash of all other facts in index.json, kept there too"
-    return _digest(json.dumps(manifest, sort_keys=True, allow_nan=False).encode())
-
-def _read_manifest(
-    folder:Path,
-    format:str=_FORMAT, # what the facts must be of
-    maker:str='EmbeddingIndex.save', # who writes such folders, for the message
-) -> dict:
-    "The facts in index.json; raises FileNotFoundError without one, ValueError if it was damaged"
-    file = folder/_MANIFEST
-    try:
-        data = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as e:
-        there = 'a folder without index.json' if folder.is_dir() else 'no folder'
-        raise FileNotFoundError(f'{folder}: a folder from {maker} is wanted, '
-                                f'{there} was found') from e
-    try:
-        manifest = json.loads(data)
-        whole = manifest.pop('sha256') == _seal(manifest)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise ValueError(f'{file}: the file as it was saved is wanted, '
-                         'a damaged or edited one was found')
-    if manifest.get('format') != format:
-        raise ValueError(f'{file}: the format {format!r} is wanted, '
-                         f'{manifest.get("format")!r} was found')
-    return manifest
-
-# %% ../nbs/43_embedding_index.ipynb #8ecd4eac
-@contextmanager
-def _lock(folder, shared=False):
-    "Nobody else saves to this folder meanwhile; the lock ends with the process at the latest"
-    file = folder/'.lock'
-    if fcntl is None or shared and not file.exists():
-        yield
-        return
-    with open(file, 'rb' if shared else 'ab') as f:
-        fcntl.flock(f, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
-
-def _write_folder(
-    folder:Path, # made if need be
-    manifest:dict, # facts for index.json
-    contents:dict, # role -> bytes
-):
-    "New files, then index.json in one step, then no more old files."
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for role, data in contents.items():
-        digest = _digest(data)
-        files[role] = dict(name=f'{digest[:16]}.{_ENDINGS[role]}', size=len(data), sha256=digest)
-    with _lock(folder):
-        for role, data in contents.items():
-            write_atomically(folder/files[role]['name'], data)
-        try:
-            saves = _read_manifest(folder, manifest['format'])['saves'] + 1
-        except (FileNotFoundError, ValueError):
-            saves = 1                                          # no two manifests are equal
-        manifest = manifest | {'files': files, 'saves': saves}
-        text = json.dumps(manifest | {'sha256': _seal(manifest)}, indent=1, allow_nan=False)
-        write_atomically(folder/_MANIFEST, text.encode())
-        current = {_MANIFEST} | {file['name'] for file in files.values()}
-        for old in folder.iterdir():                           # also what a killed process left
-            if _OURS.fullmatch(old.name) and old.name not in current:
-                old.unlink(missing_ok=True)
-
-# %% ../nbs/43_embedding_index.ipynb #ec975a5f
-def _read_contents(folder, manifest):
-    "role -> bytes of the files that the manifest names; raises ValueError if one was damaged"
-    contents = {}
-    for role, file in manifest['files'].items():
-        path = folder/Path(file['name']).name                  # never outside the folder
-        data = path.read_bytes()
-        if len(data) != file['size']:
-            raise ValueError(f'{path}: {file["size"]:,} bytes are wanted, {len(data):,} were found')
-        if _digest(data) != file['sha256']:
-            raise ValueError(f'{path}: the file as it was saved is wanted, a damaged or edited one '
-                             'was found (its SHA-256 is not the one in index.json)')
-        contents[role] = data
-    return contents
-
-def _read_folder(
-    folder:Path,
-    format:str=_FORMAT, maker:str='EmbeddingIndex.save', # as `_read_manifest` takes them
-) -> tuple: # manifest, {role: bytes}
-    "Manifest and contents that belong together, although somebody may be saving"
-    before = None
-    for tries in itertools.count():
-        with _lock(folder, shared=True) if tries >= 3 else nullcontext():
-            manifest = _read_manifest(folder, format, maker)
-            try:
-                return manifest, _read_contents(folder, manifest)
-            except FileNotFoundError as e:
-                if manifest == before:                         # nobody saved meanwhile
-                    wanted = 'a file that index.json names is wanted'
-                    raise FileNotFoundError(f'{e.filename}: {wanted}, none was found') from e
-                before = manifest
+_INDEX = Store(
+    'index.json', 'dml_nb index 2', ['rows.faiss', 'ids.safetensors', 'metadata.json'],
+    optional=['structure.faiss', 'weights-of-embedder.safetensors'], remedy='make the index again',
+    schema={
+        'dim': ('a positive integer', lambda x: _is_count(x) and x > 0),
+        'kind': (f'one of {", ".join(_KINDS)}', lambda x: x in _KINDS),
+        'effort': ('a positive integer', lambda x: _is_count(x) and x > 0),
+        'rows': ('an integer from 0 up', _is_count),
+        'next_id': ('an integer from 0 up', _is_count),
+        'embedder': ('a hash or null', lambda x: x is None or isinstance(x, str)),
+        'trained': ('an integer from 0 up or null', lambda x: x is None or _is_count(x)),
+        'pictures': ('the folder of the pictures or null', _is_pictures),
+    })
 
 # %% ../nbs/43_embedding_index.ipynb #2e3c0f0e
-_MAGIC = {'flat': b'IxFI', 'hnsw': b'IHNs', 'ivfpq': b'IwPQ'}    # how faiss begins a file
+_FAISS = {'flat': faiss.IndexFlatIP, 'hnsw': faiss.IndexHNSWSQ, 'ivfpq': faiss.IndexIVFPQ}
 
-def _read_faiss(path, data, kind, dim, rows):
-    "A faiss index of this kind with so many rows; raises ValueError for anything else"
-    wanted = f'{path}: a faiss file of kind {kind} with {rows:,} rows of {dim} is wanted'
-    if data[:4] != _MAGIC[kind]:
-        raise ValueError(f'{wanted}, one that begins with {data[:4]!r} was found')
+def _read_faiss(path, data, kind, dim, count):
+    "A faiss index of this kind with so many entries; raises ValueError for anything else"
+    expected = f'{path}: expected a faiss file of kind {kind} with {count:,} rows of {dim}'
     try:
         found = faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8))
-    except RuntimeError as e:
-        raise ValueError(f'{wanted}, one that faiss cannot read was found') from e
-    if (found.d, found.ntotal, found.metric_type) != (dim, rows, faiss.METRIC_INNER_PRODUCT):
-        raise ValueError(f'{wanted}, {found.ntotal:,} rows of {found.d} were found')
+    except (RuntimeError, MemoryError, ValueError) as e:
+        raise ValueError(f'{expected}, got one that faiss cannot read') from e
+    if type(found) is not _FAISS[kind]:
+        raise ValueError(f'{expected}, got {type(found).__name__}')
+    if (found.d, found.ntotal, found.metric_type) != (dim, count, faiss.METRIC_INNER_PRODUCT):
+        raise ValueError(f'{expected}, got {found.ntotal:,} rows of {found.d}')
     return found
 
-def _read_ids(path, data):
-    "Name -> (n,) int64 tensor; raises ValueError for anything else"
+def _check_lengths(path, rows):
+    "Raises ValueError for a row that is not of length one or zero, or not of numbers."
+    squares = np.einsum('nd,nd->n', rows, rows)
+    wrong = np.flatnonzero(~((abs(squares - 1) < 1e-3) | (squares == 0)))
+    if len(wrong):
+        raise ValueError(f'{path}: expected rows of length one, got another one, row {wrong[0]}')
+
+def _check_cells(path, searcher):
+    "Raises ValueError where the cells of an 'ivfpq' do not hold each entry once."
+    lists, found = searcher.invlists, [np.empty(0, dtype=np.int64)]
+    for cell in range(searcher.nlist):
+        if size := lists.list_size(cell):
+            found.append(faiss.rev_swig_ptr(lists.get_ids(cell), size).copy())
+    if not np.array_equal(np.sort(np.concatenate(found)), np.arange(searcher.ntotal)):
+        raise ValueError(f'{path}: expected each of the {searcher.ntotal:,} entries in one cell, '
+                         'got others')
+
+def _read_ids(path, data, names):
+    "Name -> list of integers; raises ValueError for anything else"
     try:
         tensors = load_tensors(data)
     except SafetensorError as e:
-        raise ValueError(f'{path}: a safetensors file is wanted, '
-                         'one that cannot be read was found') from e
-    if 'ids' not in tensors or any(t.dtype != torch.int64 or t.ndim != 1 for t in tensors.values()):
-        raise ValueError(f'{path}: lists of integers, one of them named ids, are wanted, '
-                         f'{sorted(tensors)} were found')
-    return tensors
+        raise ValueError(f'{path}: expected a safetensors file, got {e}') from e
+    if set(tensors) != names or any(t.dtype != torch.int64 or t.ndim != 1
+                                    for t in tensors.values()):
+        raise ValueError(f'{path}: expected lists of integers named {", ".join(sorted(names))}, '
+                         f'got {", ".join(sorted(tensors)) or "none"}')
+    return {name: t.tolist() for name, t in tensors.items()}
 
 def _read_metadata(path, data):
     "A list of JSON values; raises ValueError for anything else"
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise ValueError(f'{path}: a JSON file is wanted, one that cannot be read was found') from e
+        raise ValueError(f'{path}: expected a JSON file, got {e}') from e
     if not isinstance(values, list):
-        raise ValueError(f'{path}: a list of metadata is wanted, {data[:40]!r} was found')
+        raise ValueError(f'{path}: expected a list, got {values!r:.80}')
     return values
 
 # %% ../nbs/43_embedding_index.ipynb #f59330a0
@@ -767,20 +687,21 @@ def save(
     """Write the index, without any pickle.
 
     A crash leaves what was there before or the new index; readers meanwhile see one of the two.
-    Raises OSError naming the file that cannot be written."""
+    Raises OSError naming the file that cannot be written, or the process that is writing there."""
     folder = Path(path).expanduser()
     structure = self._refresh()
     contents = {
-        'rows': memoryview(faiss.serialize_index(self._rows)),
-        'metadata': json.dumps(self._metadata, allow_nan=False).encode(),
+        'rows.faiss': memoryview(faiss.serialize_index(self._rows)),
+        'metadata.json': json.dumps(self._metadata, allow_nan=False).encode(),
     }
     ids = {'ids': torch.from_numpy(self._id_array())}
     if structure is not None:
-        contents['structure'] = memoryview(faiss.serialize_index(structure.searcher))
+        contents['structure.faiss'] = memoryview(faiss.serialize_index(structure.searcher))
         ids['owners'] = torch.tensor(structure.owners)
-    contents['ids'] = save_tensors(ids)
-    manifest = {
-        'format': _FORMAT,
+    contents['ids.safetensors'] = save_tensors(ids)
+    if self._weights is not None:
+        contents['weights-of-embedder.safetensors'] = self._weights
+    facts = {
         'dim': self.dim,
         'kind': self.kind,
         'effort': int(self.effort),
@@ -788,31 +709,48 @@ def save(
         'next_id': self._next_id,
         'embedder': self.embedder_hash,
         'trained': None if structure is None else structure.trained,
+        'pictures': self._pictures,
     }
-    _write_folder(folder, manifest, contents)
+    _INDEX.write(folder, facts, contents)
     return folder
 
 # %% ../nbs/43_embedding_index.ipynb #685e528c
 @patch
-def _fill(self:EmbeddingIndex, folder, manifest, contents):
+def _fill(self:EmbeddingIndex, folder, facts, contents):
     "Take in what was read; raises ValueError where the parts do not fit each other."
-    path = {role: folder/file['name'] for role, file in manifest['files'].items()}
-    n = manifest['rows']
-    self._rows = _read_faiss(path['rows'], contents['rows'], 'flat', self.dim, n)
-    tensors = _read_ids(path['ids'], contents['ids'])
-    self._ids = tensors['ids'].tolist()
-    self._metadata = _read_metadata(path['metadata'], contents['metadata'])
+    path = {role: folder/file['name'] for role, file in facts['files'].items()}
+    n, has_structure = facts['rows'], facts['trained'] is not None
+    self._rows = _read_faiss(path['rows.faiss'], contents['rows.faiss'], 'flat', self.dim, n)
+    self._metadata = _read_metadata(path['metadata.json'], contents['metadata.json'])
+    lists = _read_ids(path['ids.safetensors'], contents['ids.safetensors'],
+                      {'ids', 'owners'} if has_structure else {'ids'})
+    self._ids = lists['ids']
     self._place = {id: place for place, id in enumerate(self._ids)}
-    for role, found in (('ids', len(self._place)), ('metadata', len(self._metadata))):
-        if found != n:
-            raise ValueError(f'{path[role]}: one value for each of the {n:,} rows is wanted, '
-                             f'{found:,} were found')
-    if 'structure' in contents:
-        owners = tensors['owners'].tolist()
-        width = self.dim + -self.dim % 4
-        data = contents['structure']
-        searcher = _read_faiss(path['structure'], data, self.kind, width, len(owners))
-        self._approximation = _Approximation(self.kind, searcher, owners, manifest['trained'])
+    for role, found in (('ids.safetensors', self._place), ('metadata.json', self._metadata)):
+        if len(found) != n:
+            raise ValueError(f'{path[role]}: expected one value for each of the {n:,} rows, '
+                             f'got {len(found):,}')
+    if n and not 0 <= min(self._ids) <= max(self._ids) < facts['next_id']:
+        raise ValueError(f'{path["ids.safetensors"]}: expected ids from 0 to below next_id, '
+                         f'{facts["next_id"]}, got {min(self._ids)} to {max(self._ids)}')
+    _check_lengths(path['rows.faiss'], self._view())
+    if has_structure:
+        self._take_structure(path, contents, lists['owners'], facts['trained'])
+
+@patch
+def _take_structure(self:EmbeddingIndex, path, contents, owners, trained):
+    "The structure of an approximate kind; raises ValueError where it is not of these rows."
+    if 'structure.faiss' not in contents or self.kind == 'flat':
+        raise ValueError(f'{path["rows.faiss"].parent/_INDEX.manifest}: expected a structure.faiss '
+                         'of an approximate kind, got none')
+    if sorted(id for id in owners if id != -1) != sorted(self._ids):
+        raise ValueError(f'{path["ids.safetensors"]}: expected each id once among the owners of '
+                         'entries, got others')
+    file, width = path['structure.faiss'], self.dim + -self.dim % 4
+    searcher = _read_faiss(file, contents['structure.faiss'], self.kind, width, len(owners))
+    if self.kind == 'ivfpq':
+        _check_cells(file, searcher)
+    self._approximation = _Approximation(self.kind, searcher, owners, trained)
 
 @patch(cls_method=True)
 def open(
@@ -825,25 +763,27 @@ def open(
     Raises FileNotFoundError if there is none, ValueError naming the file for one that was
     truncated, edited or replaced, and ValueError for another embedder than it was made with."""
     folder = Path(path).expanduser()
-    manifest, contents = _read_folder(folder)
-    index = cls(manifest['dim'], manifest['kind'], effort=manifest['effort'])
-    index.embedder_hash, index._next_id = manifest['embedder'], manifest['next_id']
+    facts, contents = _INDEX.read(folder)
+    index = cls(facts['dim'], facts['kind'], effort=facts['effort'])
+    index.embedder_hash, index._next_id = facts['embedder'], facts['next_id']
     if embedder is not None:
         index._check_embedder(embedder)
         index.embedder = embedder
-    index._fill(folder, manifest, contents)
+    with _INDEX.refusing():
+        index._fill(folder, facts, contents)
+    index._pictures = facts['pictures']
+    index._weights = contents.get('weights-of-embedder.safetensors')
     return index
 
 # %% ../nbs/43_embedding_index.ipynb #7480afb0
-def pictures_of_search(
+def index_of_pictures(
     out, # folder made by `dml index`
-) -> Path: # the folder under which its pictures lie
-    "Raises `FileNotFoundError` where there is none, `ValueError` for a damaged file."
-    path = Path(out).expanduser()/'search.json'
-    if not path.is_file():
-        raise FileNotFoundError(f'index: a folder made by dml index is wanted, {out} holds no '
-                                'search.json')
-    try:
-        return Path(json.loads(path.read_text(encoding='utf-8'))['root'])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}: it is damaged ({error}); make the index again') from error
+) -> tuple: # the index, and the folder under which its pictures lie
+    "Raises as `EmbeddingIndex.open`, and `ValueError` for an index of anything else."
+    index, texts = EmbeddingIndex.open(out), ('path', 'label')
+    if index._pictures is None or not all(
+            isinstance(fact, dict) and all(isinstance(fact.get(name), str) for name in texts)
+            for fact in index._metadata):
+        raise ValueError(f'{out}: expected an index of pictures, got one of something else; make '
+                         'it with dml index')
+    return index, Path(index._pictures['root'])

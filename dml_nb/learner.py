@@ -39,10 +39,11 @@ from fastcore.foundation import L
 from torch import Tensor, nn
 from torch.backends.cudnn import flags as cudnn_flags
 
+from . import DEFAULT_LOSS
 from .core import check_number, full_precision, places_of_classes, similarities, unit
 from .data import ImageSet, crop_and_flip
 from .embedding import Embedder, create_embedder, evaluating
-from .losses import MultiSimilarity
+from .losses.catalogue import LOSSES
 from .plots import retrieval_grid
 from .retrieval import evaluate
 from .samplers import ClassBatchSampler
@@ -432,7 +433,7 @@ def _create_model(
 def metric_learner(
     dls:DataLoaders, # from `metric_dataloaders`, whose batches start at epoch 0; or any of fastai's
     arch, # as in `create_embedder`, or an `Embedder`, which is taken with its own dimension
-    loss_func=None, # of `dml_nb.losses` or of pytorch-metric-learning; None: `MultiSimilarity()`
+    loss_func=None, # of `dml_nb.losses` or of pytorch-metric-learning; None: `DEFAULT_LOSS`
     dim:int=512, # of the embeddings
     weights=None, # of the body, as in `create_embedder`; None: fresh
     seed:int=0, # of the initial weights
@@ -457,7 +458,7 @@ def metric_learner(
     model = _create_model(picture, arch, dim, seed, weights, embedder)
     if dls.device is not None:
         model.to(dls.device)
-    loss_func = MultiSimilarity() if loss_func is None else loss_func
+    loss_func = LOSSES[DEFAULT_LOSS]() if loss_func is None else loss_func
     if miner is not None or _is_peer(loss_func):
         loss_func = PeerLoss(loss_func, miner)
     if isinstance(loss_func, nn.Module):

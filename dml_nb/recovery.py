@@ -22,6 +22,7 @@ import itertools
 import json
 import random
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -38,10 +39,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from .check import write_atomically
+from .check import Store, hash_of, named, read_files, write_atomically
 from .core import check_number
 from .distributed import as_one, gather_texts, place
-from .index import _digest, _read_contents, _read_folder, _write_folder
 from .learner import ClassBatchDL
 from .weighting import check_flag, generators_of, printed
 
@@ -159,8 +159,8 @@ def begin_at(
     dl.create_batches = create_batches
 
 # %% ../nbs/55_recovery.ipynb #846f7826
-_FORMAT = 'dml_nb checkpoint 1'
-_MAKER = 'Checkpoints'
+_CHECKPOINT = Store('index.json', 'dml_nb checkpoint 2', ['tensors.safetensors'],
+                    remedy='begin anew with resume=False')
 
 
 def finished_folders(
@@ -168,8 +168,8 @@ def finished_folders(
 ) -> list: # the folders, oldest first
     "Which checkpoints are whole; what a killed process left is removed."
     whole = []
-    for folder in sorted(path.glob('step-*')):
-        if (folder/'index.json').exists():
+    for folder in sorted(path.glob('step-????????')):
+        if (folder/_CHECKPOINT.manifest).exists():
             whole.append(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)
@@ -178,17 +178,26 @@ def finished_folders(
 
 def remove_folder(folder):
     "Remove a checkpoint so that a kill in between leaves none that looks whole."
-    (folder/'index.json').unlink(missing_ok=True)
+    (folder/_CHECKPOINT.manifest).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_checkpoints(
+    path:Path, # of all checkpoints of one training
+):
+    "Remove them, and their folder if nothing else lies in it."
+    for folder in finished_folders(path):
+        remove_folder(folder)
+    with suppress(OSError):
+        path.rmdir()
 
 # %% ../nbs/55_recovery.ipynb #85b8372a
 def digests(
     tree:dict, tensors:dict, # name -> packed value, name -> tensor
 ) -> dict: # name -> SHA-256
     "What tells whether two processes hold the same"
-    plain = {name: json.dumps(value).encode() for name, value in tree.items()}
-    return {name: _digest(data) for name, data in plain.items()} | {
-        name: _digest(save_tensors({'': tensor})) for name, tensor in tensors.items()}
+    return {name: hash_of(value) for name, value in tree.items()} | {
+        name: hash_of(save_tensors({'': tensor})) for name, tensor in tensors.items()}
 
 
 def write_parts(
@@ -206,11 +215,9 @@ def write_parts(
     with as_one():
         if rank > 0:
             data = save_tensors({name: tensors[name] for name in differ if name in tensors})
-            digest = _digest(data)
-            name = f'rank-{rank}.{digest[:16]}.safetensors'
+            part['files'] = named({'safetensors': data}, f'rank-{rank}.')
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder/name, data)
-            part['files']['tensors'] = {'name': name, 'size': len(data), 'sha256': digest}
+            write_atomically(folder/part['files']['safetensors']['name'], data)
     return {'parts': [json.loads(text) for text in gather_texts(json.dumps(part))]}
 
 # %% ../nbs/55_recovery.ipynb #69fd3b3c
@@ -227,10 +234,10 @@ def write_state(
         if place()[0] == 0:
             current = set()
             for part in parts.get('parts', []):
-                _read_contents(folder, part)            # is whole, and where rank 0 looks
+                read_files(folder/_CHECKPOINT.manifest, part['files'])  # whole, and seen by rank 0
                 current |= {file['name'] for file in part['files'].values()}
-            manifest = {'format': _FORMAT, 'state': tree} | parts
-            _write_folder(folder, manifest, {'tensors': save_tensors(tensors)})
+            contents = {'tensors.safetensors': save_tensors(tensors)}
+            _CHECKPOINT.write(folder, {'state': tree} | parts, contents)
             for old in folder.glob('*rank-*'):          # of an earlier writing of this step
                 if old.name not in current:
                     old.unlink(missing_ok=True)
@@ -243,19 +250,21 @@ def read_state(
     """What `write_state` was given. Raises ValueError, naming the file, if it was truncated, edited
     or replaced, and for another number of processes."""
     try:
-        manifest, contents = _read_folder(folder, _FORMAT, _MAKER)
-        parts = manifest.get('parts', [{'state': {}, 'files': {}}])
+        facts, contents = _CHECKPOINT.read(folder)
+        parts = facts.get('parts', [{'state': {}, 'files': {}}])
         part = parts[min(rank, len(parts) - 1)]
-        own = _read_contents(folder, part)
+        with _CHECKPOINT.refusing():
+            own = read_files(folder/_CHECKPOINT.manifest, part['files'])
     except (ValueError, FileNotFoundError) as error:
-        raise ValueError(f'{error}; remove {folder} to go on from the checkpoint before') from error
+        raise ValueError(f'{error}, or remove {folder} to go on from the checkpoint before'
+                         ) from error
     if len(parts) != world:
         raise ValueError(f'processes: {len(parts)} are wanted, as many as wrote {folder}, {world} '
                          f'were given; start {len(parts)}, or begin anew with resume=False')
-    tensors = load_tensors(contents['tensors'])
+    tensors = load_tensors(contents['tensors.safetensors'])
     for data in own.values():
         tensors |= load_tensors(data)
-    return unpack({'dict': manifest['state']['dict'] | part['state']}, tensors)
+    return unpack({'dict': facts['state']['dict'] | part['state']}, tensors)
 
 # %% ../nbs/55_recovery.ipynb #27fc1ae9
 def schedule_of(

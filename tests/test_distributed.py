@@ -194,6 +194,21 @@ def check_empty_rank(rank, world):
     same_step(found, value, net, wanted)
 
 
+def check_frozen_rank(rank, world):
+    "A rank whose rows take no gradient sends what the gradient of the others needs"
+    x, labels, net = batch(world)
+    whole = net(x).detach().requires_grad_()
+    value = MultiSimilarity()(whole, labels)
+    value.backward()
+    learns = rank < world - 1
+    z = mine(whole.detach(), rank, world).clone().requires_grad_(learns)
+    found = distributed(MultiSimilarity())(z, mine(labels, rank, world))
+    same(found.detach(), value.detach(), 'value')
+    if learns:
+        found.backward()
+        same(z.grad / world, mine(whole.grad, rank, world), 'gradient')
+
+
 def check_narrow(rank, world, dtype, tolerance):
     "Narrow numbers travel as they are"
     x, labels, net = batch(world, torch.float32)
@@ -396,6 +411,7 @@ CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()} 
     'triplets': partial(check_tuples, make=Triplet, several=False),
     'pairs': partial(check_tuples, make=Binomial, several=True),
     'a rank without rows': check_empty_rank,
+    'a rank without gradient': check_frozen_rank,
     'float32': partial(check_narrow, dtype=torch.float32, tolerance=1e-5),
     'bfloat16': partial(check_narrow, dtype=torch.bfloat16, tolerance=1e-2),
     'a rank alone': check_alone,

@@ -1,6 +1,5 @@
 """What embedders promise where a page cannot show it: downloads, a package that may be missing, a
 process that is killed, fastai's optimisers, and files that somebody else wrote."""
-import hashlib
 import json
 import os
 import pickle
@@ -20,7 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from dml_nb import embedding
+from dml_nb import check, embedding
 from dml_nb.check import test_same as same
 from dml_nb.data import ImageFiles, ImageSet, _Transformed, load_data, split_by_image
 from dml_nb.embedding import Embedder, Features, create_embedder, load_embedder, save_embedder
@@ -385,11 +384,10 @@ def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
         found = load_embedder(tmp_path/'net')
         expected = create_embedder('lenet', 16, 1, size=8, seed=found.facts['seed'])
         same(dict(found.state_dict()), dict(expected.state_dict()))
-    descriptions = list((tmp_path/'features').glob('*.json'))
-    assert descriptions
-    for description in descriptions:
-        tensors, _ = embedding.read_tensors(description, 'dml_nb features 1')
-        assert tensors['features'].shape == (64, 500)
+    files = list((tmp_path/'features').glob('*.features.safetensors'))
+    assert files
+    for file in files:
+        assert embedding.read_features(file).shape == (64, 500)
 
 
 # Files
@@ -398,13 +396,13 @@ def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
 def test_stopped_between_two_files_the_old_embedder_is_there(writes, tmp_path, monkeypatch):
     old, new = (create_embedder(dim=4, channels=1, size=8, seed=seed) for seed in (0, 1))
     save_embedder(old, tmp_path/'net')
-    write, done = embedding.write_atomically, []
+    write, done = check.write_atomically, []
 
     def stopped(*args):
         if len(done) == writes:
             raise KeyboardInterrupt
         done.append(write(*args))
-    monkeypatch.setattr(embedding, 'write_atomically', stopped)
+    monkeypatch.setattr(check, 'write_atomically', stopped)
     with pytest.raises(KeyboardInterrupt):
         save_embedder(new, tmp_path/'net')
     found = load_embedder(tmp_path/'net')
@@ -420,17 +418,18 @@ def rewrite(folder, change):
     "Edit the description and put right hashes on it, as a clever enemy does"
     file = folder/'embedder.json'
     facts = json.loads(file.read_text())
-    facts.pop('description_sha256')
+    facts.pop('sha256')
     change(facts)
-    facts['description_sha256'] = embedding.digest_of(facts)
+    facts['sha256'] = check.hash_of(facts)
     file.write_text(json.dumps(facts))
 
 
 def test_a_clever_enemy_reaches_no_file_outside(saved, tmp_path):
     weights = next(saved.glob('*.safetensors'))
     weights.rename(tmp_path/'outside.safetensors')
-    rewrite(saved, lambda facts: facts.update(weights='../outside.safetensors'))
-    with pytest.raises(FileNotFoundError, match='outside.safetensors is wanted beside'):
+    rewrite(saved, lambda facts: facts['files']['weights.safetensors'].update(
+        name='../outside.safetensors'))
+    with pytest.raises(ValueError, match='expected the name of a file in the same folder'):
         load_embedder(saved)
 
 
@@ -440,8 +439,9 @@ def test_a_pickle_with_right_hashes_is_refused(saved, tmp_path):
             return (os.system, (f'touch {tmp_path}/sprung',))
     data = pickle.dumps(Trap())
     next(saved.glob('*.safetensors')).write_bytes(data)
-    rewrite(saved, lambda facts: facts.update(sha256=hashlib.sha256(data).hexdigest()))
-    with pytest.raises(ValueError, match='is damaged: safetensors are wanted'):
+    rewrite(saved, lambda facts: facts['files']['weights.safetensors'].update(
+        size=len(data), sha256=check.hash_of(data)))
+    with pytest.raises(ValueError, match='expected weights that fit'):
         load_embedder(saved)
     assert not (tmp_path/'sprung').exists()
 
@@ -450,7 +450,7 @@ def test_a_pickle_with_right_hashes_is_refused(saved, tmp_path):
     ('dim', 5), ('head', 'mlp'), ('arch', 'lenet'), ('arch', 'nothing'), ('batch_norm', True)])
 def test_a_description_that_does_not_fit_is_refused(saved, key, value):
     rewrite(saved, lambda facts: facts['network'].update({key: value}))
-    with pytest.raises(ValueError, match='do not fit|arch: one of'):
+    with pytest.raises(ValueError, match='that fit this body|arch: one of'):
         load_embedder(saved)
 
 
@@ -462,7 +462,7 @@ def test_facts_with_numbers_as_keys_are_no_damage(tmp_path):
 
 def test_another_format_is_refused(saved):
     rewrite(saved, lambda facts: facts.update(format='dml_nb embedder 9'))
-    with pytest.raises(ValueError, match='embedder 2 is wanted'):
+    with pytest.raises(ValueError, match="the format 'dml_nb embedder 3', got .*; train it again"):
         load_embedder(saved)
 
 
@@ -473,8 +473,23 @@ def test_every_byte_matters(saved):
         hit = bytearray(whole)
         hit[place] ^= 1
         file.write_bytes(hit)
-        with pytest.raises(ValueError, match='is damaged'):
+        with pytest.raises(ValueError, match='got a damaged'):
             load_embedder(saved)
+
+
+def test_only_weights_that_it_wrote_are_replaced(saved):
+    "Not the files of others, also if they look alike; what a killed process left goes"
+    theirs = {'mine.safetensors', '0123456789abcdef.safetensors', 'mine.weights.safetensors',
+              '0123456789abcdef.features.safetensors', '.embedder.json.bak'}
+    litter = {'0123456789abcdef.weights.safetensors', '.embedder.json.12',
+              '.0123456789abcdef.weights.safetensors.12'}
+    for name in theirs | litter:
+        (saved/name).write_bytes(b'?')
+    old = {path.name for path in saved.iterdir()}
+    save_embedder(create_embedder(dim=4, channels=1, size=8, seed=1), saved)
+    new = {path.name for path in saved.iterdir()}
+    assert theirs <= new and not litter & new and len(new) == len(theirs) + 2
+    assert len(old - new - litter) == 1 and load_embedder(saved).dim == 4
 
 
 def test_embedders_made_by_hand_keep_working(tmp_path):

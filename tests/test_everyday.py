@@ -1,7 +1,11 @@
 "From pictures to a search, where settings are other than the page's."
 import inspect
 import json
+import os
 import shutil
+import subprocess
+import sys
+import unicodedata
 import warnings
 from types import SimpleNamespace
 
@@ -10,13 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from dml_nb import everyday
+from dml_nb import check, everyday
+from dml_nb.check import one_writer
 from dml_nb.data import ImageSet
-from dml_nb.embedding import create_embedder, load_embedder
+from dml_nb.embedding import create_embedder, load_embedder, save_embedder
 from dml_nb.everyday import (
     careful_learner, embed_readable, held_back_of, hold_back, index_folder, load_pictures,
-    search_folder, train_embedder)
-from dml_nb.index import EmbeddingIndex
+    search_folder, search_page, train_embedder)
+from dml_nb.index import _INDEX, EmbeddingIndex
 from dml_nb.learner import MetricLearner
 from dml_nb.losses import MultiSimilarity, ProxyAnchor
 
@@ -59,6 +64,33 @@ def test_as_many_answers_as_asked_for(tmp_path):
     index_folder(embedder, tmp_path/'photos', tmp_path/'search')
     answers = search_folder(tmp_path/'search', [outside, tmp_path/'photos'/'2.png'], k=4)
     assert [len(answer['found']) for answer in answers] == [4, 4]
+
+
+def test_names_that_are_no_utf8_and_two_spellings_of_a_class(tmp_path):
+    "Indexed, searched and written into a page; the folder itself has such a name, too"
+    root = os.fsencode(tmp_path) + b'/caf\xe9'
+    composed, other = (unicodedata.normalize(form, 'né').encode() for form in ('NFC', 'NFD'))
+    for i, name in enumerate([composed + b'/1.png', other + b'/2.png', b'a/n\xff.png']):
+        path = root + b'/' + name
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'wb') as file:
+            Image.new('L', (12, 12), 70 * i).save(file, 'png')
+    with open(root + b'/a/broken\xff.png', 'wb') as file:
+        file.write(b'no picture')
+    embedder = create_embedder('small_convnet', 8, 1, 12, 0, None)
+    found = index_folder(embedder, os.fsdecode(root), tmp_path/'search')
+    assert found['pictures'] == 3 and len(found['skipped']) == 1
+    answers = search_folder(tmp_path/'search', os.fsdecode(root + b'/a/n\xff.png'))
+    assert [found['label'] for found in answers[0]['found']] == [composed.decode()] * 2
+    search_page(answers, tmp_path/'page.html')
+    search_page(answers, tmp_path/'page.html')              # one page replaces another
+    assert 'n?.png' in (tmp_path/'page.html').read_text(encoding='utf-8')
+    photo = tmp_path/'photo.png'
+    Image.new('L', (12, 12)).save(photo)
+    before = photo.read_bytes()
+    with pytest.raises(ValueError, match='photo.png, which is a file of another kind'):
+        search_page(answers, photo)
+    assert photo.read_bytes() == before
 
 
 def all_of(function, **given):
@@ -224,8 +256,22 @@ def test_fresh_forgets_what_is_there(vectors, tmp_path):
     (tmp_path/'checkpoints').mkdir()
     with pytest.raises(KeyboardInterrupt):
         train_embedder(**settings, fresh=True, tell=stop)
-    assert [path.name for path in tmp_path.iterdir()] == ['training.json']
+    assert not (tmp_path/'embedder'/'embedder.json').exists()
+    assert not (tmp_path/'checkpoints').exists()
     assert len(train_embedder(**settings)['curve']) == 1
+
+
+def test_folders_of_others_stay(vectors, tmp_path):
+    "A project has a folder of that name often enough"
+    others = [tmp_path/'checkpoints'/'mine.pt', tmp_path/'checkpoints'/'step-1000'/'mine.bin',
+              tmp_path/'embedder'/'notes.txt']
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('mine')
+    for fresh in (True, False):
+        train_small(vectors, tmp_path, fresh=fresh)
+        assert all(path.read_text() == 'mine' for path in others)
+    assert sorted(tmp_path.glob('checkpoints/*')) == [others[0], others[1].parent]
 
 
 def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
@@ -235,7 +281,7 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
     index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path,
                           kind='hnsw', tell=lambda *done: told.append(done), depth=2))
-    index = EmbeddingIndex.open(tmp_path/'index')
+    index = EmbeddingIndex.open(tmp_path)
     assert index.kind == 'hnsw' and told == [(50, 50)]
     assert {fact['label'] for fact in index.metadata()} == {f'{i % 2}/{i}' for i in range(10)}
 
@@ -295,7 +341,7 @@ def test_the_depth_is_kept_with_the_training_and_the_network(groups, tmp_path):
     shutil.copytree(groups/'group 0'/'class 0', groups/'group 0'/'class 0'/'deeper')
     shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/'group 0'/'high.png')
     index_folder(embedder, groups, tmp_path/'index')
-    facts = EmbeddingIndex.open(tmp_path/'index'/'index').metadata()
+    facts = EmbeddingIndex.open(tmp_path/'index').metadata()
     labels = {fact['path']: fact['label'] for fact in facts}
     assert labels['group 0/class 0/deeper/0.png'] == labels['group 0/class 0/0.png']
     assert set(labels.values()) == {*images.classes, 'group 0'}
@@ -314,3 +360,188 @@ def test_a_record_of_before_there_was_a_depth_goes_on(vectors, groups, tmp_path)
     vectors.depth = 2
     with pytest.raises(ValueError, match='with depth 1 there, 2 now'):
         train_embedder(vectors, **settings)
+
+
+def models():
+    "Two networks of the same shape that place the same pictures elsewhere"
+    return [create_embedder('small_convnet', 8, 3, 12, seed, None) for seed in (0, 1)]
+
+
+def best_answers(out, folder):
+    "How alike each picture is to itself, as the search sees it"
+    index, embedder, root = everyday.open_search(out)
+    files = [root/fact['path'] for fact in index.metadata()]
+    assert len(files) == 50 and root == folder.resolve()
+    return index.search(embedder.embed(files, progress=False), 1)[0]
+
+
+@pytest.mark.parametrize('stop', [KeyboardInterrupt, OSError])
+def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_path, monkeypatch):
+    "Never rows of one network beside the other: then the best similarities are about .5"
+    old, new = models()
+    whole, done = check.write_atomically, []
+    for failing in range(6):
+        index_folder(old, folder, tmp_path)
+        with monkeypatch.context() as patched:
+            calls = []
+
+            def broken(path, data):
+                calls.append(path)
+                if len(calls) == failing + 1:
+                    raise stop(28, 'no space left')
+                whole(path, data)
+
+            patched.setattr(check, 'write_atomically', broken)
+            try:
+                done.append(index_folder(new, folder, tmp_path)['pictures'])
+            except stop:
+                assert everyday.open_search(tmp_path)[1].sha256() == old.sha256()
+        assert best_answers(tmp_path, folder).min() > .9999
+    assert done == [50]                                 # five files, the sixth write never came
+    assert everyday.open_search(tmp_path)[1].sha256() == new.sha256()
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_rows_beside_the_network_of_others_are_refused(folder, tmp_path):
+    for name, embedder in zip('ab', models()):
+        index_folder(embedder, folder, tmp_path/name)
+    facts, contents = _INDEX.read(tmp_path/'a')
+    role = 'weights-of-embedder.safetensors'
+    other = {role: _INDEX.read(tmp_path/'b')[1][role]}
+    _INDEX.write(tmp_path/'a', facts, contents | other)
+    with pytest.raises(ValueError, match='embedder: the one with hash'):
+        search_folder(tmp_path/'a', folder/'0'/'0.png')
+    same_weights = create_embedder('small_convnet', 8, 3, 16, 0, None)      # of larger pictures
+    changed = facts['pictures'] | dict(network=same_weights.config)
+    _INDEX.write(tmp_path/'a', facts | dict(pictures=changed), contents)
+    with pytest.raises(ValueError, match='embedder: the one with hash'):
+        search_folder(tmp_path/'a', folder/'0'/'0.png')
+    without = {name: data for name, data in contents.items() if name != role}
+    _INDEX.write(tmp_path/'a', facts, without)
+    with pytest.raises(ValueError, match='an index with its embedder, got one without'):
+        search_folder(tmp_path/'a', folder/'0'/'0.png')
+
+
+def test_an_index_that_is_opened_changed_and_saved_keeps_its_network(folder, tmp_path):
+    index_folder(models()[0], folder, tmp_path)
+    index = EmbeddingIndex.open(tmp_path)
+    index.remove(range(10))
+    index.save(tmp_path)
+    assert len(search_folder(tmp_path, folder/'0'/'0.png', k=50)[0]['found']) >= 39
+
+
+@pytest.mark.long
+def test_one_writer_at_a_time(vectors, folder, tmp_path):
+    "In another process, as two commands are; the lock ends with it, also if it is killed"
+    held = ('import sys, time; from dml_nb.check import one_writer\n'
+            'with one_writer(sys.argv[1]): print("held", flush=True); time.sleep(600)')
+    embedder = models()[0]
+    index_folder(embedder, folder, tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    other = subprocess.Popen([sys.executable, '-c', held, str(tmp_path), 'a b'],
+                             stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == 'held\n'
+        for write in (lambda: index_folder(embedder, folder, tmp_path),
+                      lambda: train_embedder(vectors, tmp_path, fresh=True),
+                      lambda: EmbeddingIndex(3).save(tmp_path),
+                      lambda: save_embedder(embedder, tmp_path)):
+            with pytest.raises(BlockingIOError) as refused:
+                write()
+            assert f'got process {other.pid} (' in str(refused.value)
+            assert "'a b'" in str(refused.value) and '\n' not in str(refused.value)
+        assert best_answers(tmp_path, folder).min() > .9999         # who reads is not kept waiting
+    finally:
+        other.kill()
+        other.communicate()
+    with one_writer(tmp_path):
+        index_folder(embedder, folder, tmp_path)
+    assert {path.name.partition('.')[2] for path in tmp_path.iterdir()} == {
+        name.partition('.')[2] for name in before}
+
+
+def train_small(vectors, out, **more):
+    return train_embedder(vectors, out, classes=4, per_class=2, **dict(epochs=1) | more)
+
+
+def test_a_finished_training_without_its_network_is_no_success(vectors, tmp_path):
+    record = train_small(vectors, tmp_path/'a')
+    train_small(vectors, tmp_path/'b', seed=1)
+    embedder = tmp_path/'a'/'embedder'
+    kept = shutil.copytree(embedder, tmp_path/'kept')
+    shutil.rmtree(embedder)
+    with pytest.raises(ValueError, match='a/embedder: .*found none; --fresh .* begins'):
+        train_small(vectors, tmp_path/'a')
+    shutil.copytree(tmp_path/'b'/'embedder', embedder)
+    with pytest.raises(ValueError, match='the network of .*training.json, got another'):
+        train_small(vectors, tmp_path/'a')
+    shutil.rmtree(embedder)
+    shutil.copytree(kept, embedder)
+    assert train_small(vectors, tmp_path/'a')['embedder'] == record['embedder']
+    next(embedder.glob('*.safetensors')).write_bytes(b'')
+    with pytest.raises(ValueError, match='got a damaged or edited one.* --fresh'):
+        train_small(vectors, tmp_path/'a')
+    train_small(vectors, tmp_path/'a', fresh=True)
+    assert load_embedder(embedder).sha256() == record['embedder']
+
+
+def stops_at(count):
+    "A `tell` that stops the training after so many of its steps"
+    def tell(what, facts):
+        steps.append(what)
+        if steps.count('batch') == count:
+            raise KeyboardInterrupt
+
+    steps = []
+    return tell
+
+
+def test_each_code_that_trained_is_recorded_once(vectors, tmp_path, monkeypatch):
+    def codes_after(code, steps):
+        monkeypatch.setattr(everyday, 'code_hash', lambda: code)
+        with pytest.raises(KeyboardInterrupt), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            train_small(vectors, tmp_path, epochs=60, patience=60, tell=stops_at(steps))
+        assert ['other code' in str(each.message) for each in said] == [True]
+        return json.loads((tmp_path/'training.json').read_text())['code'].split(', ')[1:]
+
+    with pytest.raises(KeyboardInterrupt):
+        train_small(vectors, tmp_path, epochs=60, patience=60, tell=stops_at(30))
+    found = [codes_after(code, 30) for code in ('b', 'c', 'b')]
+    assert found == [['b'], ['b', 'c'], ['b', 'c']]
+
+
+def test_a_training_that_lost_its_best_network_on_the_way_is_no_success(vectors, tmp_path):
+    settings = dict(epochs=20, patience=20)
+    with pytest.raises(KeyboardInterrupt):
+        train_small(vectors, tmp_path, tell=stops_at(60), **settings)
+    assert (tmp_path/'checkpoints').is_dir() and (tmp_path/'embedder').is_dir()
+    shutil.rmtree(tmp_path/'embedder')
+    with pytest.raises(ValueError, match='the best network so far, found none; --fresh'):
+        train_small(vectors, tmp_path, **settings)
+
+
+def test_what_a_stopped_fresh_start_left_counts_for_nothing(vectors, tmp_path, monkeypatch):
+    "It is stopped after the record has gone and before the rest has"
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    settings = dict(epochs=9, patience=9)
+    with pytest.raises(KeyboardInterrupt):
+        train_small(vectors, tmp_path, tell=stops_at(40), **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, 'rmtree', stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_small(vectors, tmp_path, fresh=True, **settings)
+    assert list((tmp_path/'checkpoints').iterdir())
+    seen = []
+
+    def tell(what, facts):
+        seen.append((what, facts))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_small(vectors, tmp_path, tell=tell, **settings)
+    assert seen[1][1]['done'] < .5                      # from the first step
+    assert not (tmp_path/'embedder'/'embedder.json').exists()

@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from safetensors.torch import save as save_tensors
 from torch import nn
 
-import dml_nb.index
+from dml_nb import check
+from dml_nb.index import _INDEX as index_store
 from dml_nb.index import EmbeddingIndex
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
@@ -411,16 +414,25 @@ def data_files(folder):
     return sorted(p for p in folder.iterdir() if not p.name.startswith('.'))
 
 
-def resealed(folder, old, data):
-    "Put `data` in place of the file `old`, with its hash and size in a manifest that is whole"
-    manifest = json.loads((folder/'index.json').read_text())
-    del manifest['sha256']
-    for file in manifest['files'].values():
-        if file['name'] == old.name:
-            file.update(size=len(data), sha256=dml_nb.index._digest(data))
-    old.write_bytes(data)
-    manifest['sha256'] = dml_nb.index._seal(manifest)
-    (folder/'index.json').write_text(json.dumps(manifest))
+def sealed(folder, **facts):
+    "Other facts in index.json, with a hash that is right"
+    path = folder/'index.json'
+    content = json.loads(path.read_text()) | facts
+    del content['sha256']
+    path.write_text(json.dumps(content | dict(sha256=check.hash_of(content))))
+
+
+def forged(folder, role, data):
+    "Other contents of a file, by somebody who can also make hashes"
+    facts, contents = index_store.read(folder)
+    index_store.write(folder, facts, contents | {role: data})
+
+
+def refused(folder, words):
+    "In one line with these words and what to do"
+    with pytest.raises(ValueError, match=words) as error:
+        EmbeddingIndex.open(folder)
+    assert '\n' not in str(error.value) and str(error.value).endswith('; make the index again')
 
 
 def test_damaged_files_are_refused_by_name(tmp_path):
@@ -433,38 +445,133 @@ def test_damaged_files_are_refused_by_name(tmp_path):
         whole = file.read_bytes()
         middle = len(whole) // 2
         changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1:]
-        for bad in (b'', whole[:middle], whole[:-1], whole + b'x', changed, harm):
+        for bad in (b'', whole[:middle], whole[:-2], whole + b'x', changed, harm):
             file.write_bytes(bad)
-            with pytest.raises(ValueError, match=file.name):
-                EmbeddingIndex.open(folder)
+            refused(folder, file.name)
         file.unlink()
         with pytest.raises(FileNotFoundError, match=file.name):
             EmbeddingIndex.open(folder)
+        if hasattr(os, 'mkfifo') and file.name != 'index.json':
+            os.mkfifo(file)                              # opening it would wait for a writer
+            refused(folder, f'{file.name}: expected a file')
+            file.unlink()
         file.write_bytes(whole)
     facts = (folder/'index.json').read_text()
     assert '"effort": 64' in facts
     (folder/'index.json').write_text(facts.replace('"effort": 64', '"effort": 65'))
-    with pytest.raises(ValueError, match='index.json'):
-        EmbeddingIndex.open(folder)
+    refused(folder, 'index.json')
     (folder/'index.json').write_text(facts)
-    for kept in data_files(folder):
-        whole, manifest = kept.read_bytes(), (folder/'index.json').read_bytes()
-        if kept.name != 'index.json':                    # by somebody who can also make hashes
-            for bad in (harm, whole[:len(whole) // 2], b'[]', b'null'):
-                resealed(folder, kept, bad)
-                with pytest.raises(ValueError, match=kept.name):
-                    EmbeddingIndex.open(folder)
-        kept.write_bytes(whole)
-        (folder/'index.json').write_bytes(manifest)
+    for role in index_store.read(folder)[1]:
+        for bad in (harm, index_store.read(folder)[1][role][:99], b'[]', b'null', b'', b'IxFI'):
+            forged(folder, role, bad)
+            refused(folder, role)
+            index.save(folder)
     assert not (tmp_path/'trace').exists()
     assert len(EmbeddingIndex.open(folder)) == 100
 
 
+def as_bytes(index):
+    return faiss.serialize_index(index).tobytes()
+
+
+def row_files():
+    "Rows that no index saves"
+    x = np.eye(8, dtype=np.float32)[np.arange(100) % 8]
+    for what in ('nan', 'long', 'distance', 'narrow'):
+        y, kind = x.copy(), faiss.IndexFlatL2 if what == 'distance' else faiss.IndexFlatIP
+        y[7] *= dict(nan=np.nan, long=1.1).get(what, 1)
+        y = np.ascontiguousarray(y[:, :4]) if what == 'narrow' else y
+        searcher = kind(y.shape[1])
+        searcher.add(y)
+        yield what, as_bytes(searcher)
+
+
+ids = torch.arange(100)
+wrong_ids = {
+    'negative': dict(ids=ids - 200, owners=ids - 200),
+    'beyond next_id': dict(ids=ids + 1, owners=ids + 1),
+    'twice': dict(ids=ids // 2),
+    'too few': dict(ids=ids[:99]),
+    'fractions': dict(ids=ids.float()),
+    'another name': dict(ids=ids, more=ids),
+    'owner out of range': dict(ids=ids, owners=ids + (ids == 5) * 1000),
+    'owner twice': dict(ids=ids, owners=ids - (ids == 5) * 1),
+    'owner below -1': dict(ids=ids, owners=ids - (ids == 5) * 9),
+}
+
+
+wrong_contents = {
+    **{f'rows {name}': ('rows.faiss', data) for name, data in row_files()},
+    **{f'ids {name}': ('ids.safetensors', save_tensors(
+        {role: t.clone() for role, t in (dict(owners=ids) | tensors).items()}))
+       for name, tensors in wrong_ids.items()},
+    'no list': ('metadata.json', b'{"0": 1}'),
+    'a short list': ('metadata.json', b'[1, 2]'),
+}
+
+
+@pytest.mark.parametrize('fault', wrong_contents)
+def test_contents_that_do_not_fit_are_refused_by_name(fault, tmp_path):
+    "Hashes are right: only a look at the contents finds them"
+    index, (role, data) = EmbeddingIndex(8, 'hnsw'), wrong_contents[fault]
+    index.add(torch.eye(8)[ids % 8])
+    forged(index.save(tmp_path), role, data)
+    refused(tmp_path, f'{role}: expected')
+
+
+@pytest.mark.parametrize('entry, becomes', [(777, 10**6), (777, 778), (777, -1)])
+def test_entries_of_cells_are_checked(entry, becomes, tmp_path):
+    index = EmbeddingIndex(8, 'ivfpq')
+    index.add(rows(1200, 8))
+    index.save(tmp_path)
+    whole = index_store.read(tmp_path)[1]['structure.faiss']
+    sought = np.array([entry], dtype=np.int64).tobytes()
+    assert whole.count(sought) == 1
+    place = whole.find(sought)
+    changed = bytearray(whole)
+    changed[place:place + 8] = np.array([becomes], dtype=np.int64).tobytes()
+    assert as_bytes(faiss.deserialize_index(np.frombuffer(changed, np.uint8))) == bytes(changed)
+    forged(tmp_path, 'structure.faiss', bytes(changed))
+    refused(tmp_path, 'structure.faiss: expected each of the 1,200 entries in one cell')
+
+
+@pytest.mark.parametrize('facts', [
+    dict(dim='8'), dict(dim=True), dict(dim=0), dict(dim=9), dict(kind=['flat']), dict(kind='ivf'),
+    dict(kind='flat'), dict(kind='ivfpq'), dict(effort=0), dict(effort=1.5), dict(rows=7),
+    dict(rows=None), dict(next_id=99), dict(next_id=-1), dict(next_id='100'), dict(embedder=7),
+    dict(trained=None), dict(trained=-1), dict(trained='many'), dict(pictures=[]),
+    dict(pictures={}), dict(pictures=dict(root=3)), dict(files=[]), dict(files={}),
+    dict(files=dict.fromkeys(('rows.faiss', 'ids.safetensors', 'metadata.json'))),
+], ids=str)
+def test_facts_that_cannot_be_are_refused(facts, tmp_path):
+    index = EmbeddingIndex(8, 'hnsw')
+    index.add(torch.eye(8)[ids % 8])
+    index.save(tmp_path)
+    sealed(tmp_path, **facts)
+    refused(tmp_path, ': expected')
+
+
+@pytest.mark.parametrize('change', [
+    dict(name='..'), dict(name='../rows.faiss'), dict(name='/etc/passwd'), dict(name=3),
+    dict(name=''), dict(size='many'), dict(sha256=None)], ids=str)
+def test_files_of_an_odd_description_are_refused(change, tmp_path):
+    index = EmbeddingIndex(8)
+    index.add(torch.eye(8))
+    index.save(tmp_path/'index')
+    shutil.copy(next((tmp_path/'index').glob('*.rows.faiss')), tmp_path/'rows.faiss')
+    files = json.loads((tmp_path/'index'/'index.json').read_text())['files']
+    files['rows.faiss'] |= change
+    sealed(tmp_path/'index', files=files)
+    refused(tmp_path/'index', f'index.json: {next(iter(change))}: expected')
+    del files['rows.faiss']
+    sealed(tmp_path/'index', files=files)
+    refused(tmp_path/'index', 'index.json: files: expected files for rows.faiss')
+
+
 def test_missing_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match='save is wanted, no folder was found'):
-        EmbeddingIndex.open(tmp_path/'nowhere')
-    with pytest.raises(FileNotFoundError, match='a folder without index.json was found'):
-        EmbeddingIndex.open(tmp_path)
+    for folder in (tmp_path/'nowhere', tmp_path):
+        with pytest.raises(FileNotFoundError, match='a file index.json, found none'):
+            EmbeddingIndex.open(folder)
 
 
 def versions():
@@ -519,7 +626,7 @@ def test_kill_while_saving_leaves_old_or_new(tmp_path):
         seen.add(len(index))
     assert seen == {20, 30}
     versions()[0].save(folder)
-    assert len(list(folder.iterdir())) == 6    # index.json, four files and the lock: no litter
+    assert len(list(folder.iterdir())) == 5    # index.json and four files: no litter
 
 
 @needs_fork
@@ -550,18 +657,18 @@ def test_readers_see_old_or_new_while_another_process_saves(tmp_path):
 def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):
     "Between the two looks of a reader others saved something else and then the same once more"
     old, new = versions()
-    folder, whole, lost = tmp_path/'index', dml_nb.index._read_contents, []
+    folder, whole, lost = tmp_path/'index', check.read_files, []
     old.save(folder)
 
-    def losing(folder, manifest):
+    def losing(*given):
         if len(lost) < 3:
-            lost.append(manifest)
+            lost.append(given)
             new.save(folder)
             old.save(folder)
             raise FileNotFoundError(2, 'gone', 'a file')
-        return whole(folder, manifest)
+        return whole(*given)
 
-    monkeypatch.setattr(dml_nb.index, '_read_contents', losing)
+    monkeypatch.setattr(check, 'read_files', losing)
     assert len(EmbeddingIndex.open(folder)) == 20 and len(lost) == 3
 
 
@@ -569,7 +676,7 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
     "Every write fails once, as on a full disk"
     old, new = versions()
     folder = tmp_path/'index'
-    whole = dml_nb.index.write_atomically
+    whole = check.write_atomically
     for failing in range(5):
         old.save(folder)
         calls = []
@@ -581,12 +688,31 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
             whole(path, data)
 
         with monkeypatch.context() as m:
-            m.setattr(dml_nb.index, 'write_atomically', broken)
+            m.setattr(check, 'write_atomically', broken)
             with pytest.raises(OSError, match='no space left'):
                 new.save(folder)
         assert len(EmbeddingIndex.open(folder)) == 20
         new.save(folder)
         assert len(EmbeddingIndex.open(folder)) == 30 and len(data_files(folder)) == 5
+
+
+def test_of_two_that_save_at_once_one_is_refused(tmp_path, monkeypatch):
+    old, new = versions()
+    folder, whole, came, answers = tmp_path/'index', check.write_atomically, [], []
+    with ThreadPoolExecutor() as pool:
+        def write(path, data):
+            if not came:                                 # the other one, while this one writes
+                came.append(path)
+                answers.append(pool.submit(new.save, folder).exception())
+            whole(path, data)
+
+        monkeypatch.setattr(check, 'write_atomically', write)
+        old.save(folder)
+    assert isinstance(answers[0], BlockingIOError)
+    assert f'expected no other writer, got process {os.getpid()}' in str(answers[0])
+    assert len(EmbeddingIndex.open(folder)) == 20
+    new.save(folder)
+    assert len(EmbeddingIndex.open(folder)) == 30
 
 
 @pytest.mark.long

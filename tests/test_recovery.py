@@ -25,14 +25,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb import index, recovery
+from dml_nb import check, recovery
 from dml_nb.check import write_atomically
 from dml_nb.data import load_data
 from dml_nb.distributed import distributed
 from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
 from dml_nb.losses import MultiSimilarity, SemiHard, Triplet
 from dml_nb.memory import CrossBatchMemory
-from dml_nb.recovery import Checkpoints, finished_folders, read_state, tracker_states
+from dml_nb.recovery import (
+    Checkpoints, finished_folders, read_state, remove_folder, tracker_states)
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
 needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
@@ -219,6 +220,20 @@ def test_the_last_few_are_kept(tmp_path):
     assert kept == sorted({total - total % 3 if total % 3 else total - 3, total})
 
 
+def test_a_checkpoint_whose_removal_was_cut_off_is_none(tmp_path, monkeypatch):
+    train(learner, tmp_path, tmp_path/'run', 4, epochs=1)
+    *before, newest = finished_folders(tmp_path/'run')
+
+    def cut_off(*given, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery.shutil, 'rmtree', cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            remove_folder(newest)
+    assert before and finished_folders(tmp_path/'run') == before and not newest.exists()
+
+
 def test_patience_goes_on_where_it_was():
     stopper = EarlyStoppingCallback(patience=3)
     stopper.best, stopper.new_best, stopper.wait = .5, False, 2
@@ -344,7 +359,7 @@ def die_writing(step, name, count, part):
             write_atomically(path, data)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    recovery.write_atomically = index.write_atomically = deadly
+    recovery.write_atomically = check.write_atomically = deadly
 
 
 class Processes:

@@ -12,10 +12,12 @@ Docs: https://dml-nb.github.io/dml_nb/browse.html.md"""
 __all__ = ['browse']
 
 # %% ../nbs/64_browse.ipynb #3693d05e
+import hashlib
 import html
 import inspect
 import json
 import math
+import os
 import re
 import secrets
 import threading
@@ -32,12 +34,12 @@ from fasthtml.common import (
     Td, Th, Thead, Title, Tr, Wbr, to_xml)
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from torch import Tensor
 
-from .check import write_atomically
+from . import DEFAULT_LOSS
 from .data import small_jpeg
-from .index import EmbeddingIndex, pictures_of_search
+from .index import index_of_pictures
 from .losses.catalogue import LOSSES
 from .retrieval import evaluate
 
@@ -62,8 +64,7 @@ class Collection:
         """Raises `FileNotFoundError` where there is no index, `ValueError` for a damaged one and
         for fewer than three pictures."""
         self.out = Path(out).expanduser()
-        self.root = pictures_of_search(out)
-        self.index = EmbeddingIndex.open(self.out/'index')
+        self.index, self.root = index_of_pictures(out)
         self.ids = self.index.ids                                       # (N,)
         if len(self.ids) < 3:
             raise ValueError(f'index: three pictures at least are wanted, {len(self.ids)} are in '
@@ -85,8 +86,8 @@ class Collection:
         "Where it lies. Raises `LookupError` if there is none, or outside of the folder."
         if not 0 <= i < len(self):
             raise LookupError(f'picture: a number below {len(self):,} is wanted, {i} was given')
-        path = (self.root/self.paths[i]).resolve()
-        if not path.is_relative_to(self.root.resolve()) or not path.is_file():
+        path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
+        if not path.is_relative_to(os.path.normpath(self.root)) or not path.is_file():
             raise LookupError(f'picture: {self.paths[i]} is no longer there')
         return path
 
@@ -781,7 +782,16 @@ def page(
         Head(*head),
         Body(Header('dml browse', Nav(*marked, cls='bar', style='margin: 0')),
              Main(H1(title), *content), *scripts), lang='en')
-    return HTMLResponse('<!doctype html>' + to_xml(whole), status_code=status)
+    text = '<!doctype html>' + to_xml(whole)
+    return HTMLResponse(text.encode('utf-8', 'replace'), status_code=status)  # any name of a file
+
+
+def json_answer(
+    content:dict, # JSON values
+    status:int=200,
+) -> Response:
+    "In ASCII, which can be sent whatever the names of files are."
+    return Response(json.dumps(content, allow_nan=False), status, media_type='application/json')
 
 
 def figure(
@@ -814,21 +824,19 @@ def thumbnail(
     i:int, # which picture
     side:int=112,
 ) -> bytes: # a JPEG
-    "A small copy, kept beside the index. Raises `LookupError` for no picture."
-    kept = collection.out/'thumbnails'/f'{i // 1000}'/f'{i}.jpg'
-    file = collection.file(i)
-    if kept.is_file() and kept.stat().st_mtime >= file.stat().st_mtime:
-        return kept.read_bytes()
+    "A small copy. Raises `LookupError` for no picture."
     try:
-        content = small_jpeg(file, 2 * side)
+        return small_jpeg(collection.file(i), 2 * side)
     except (OSError, ValueError) as error:
         raise LookupError(f'picture: {collection.paths[i]} cannot be read ({error})') from error
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, content)
-    except OSError:
-        pass                                            # a folder that cannot be written: no cache
-    return content
+
+
+def state_of(
+    file:Path,
+) -> str: # for a browser, which keeps a picture as long as this stays the same
+    facts = file.stat()
+    text = f'{file} {facts.st_size} {facts.st_mtime_ns}'
+    return f'"{hashlib.sha256(os.fsencode(text)).hexdigest()}"'
 
 
 def whole_number(
@@ -939,8 +947,8 @@ def which(self:Pages, request):
 @patch
 def map_json(self:Pages, request):
     seen = self.which(request)
-    return JSONResponse(dict(pictures=len(self.collection), names=list(self.collection.names),
-                             dim=seen.z.shape[1]))
+    return json_answer(dict(pictures=len(self.collection), names=list(self.collection.names),
+                            dim=seen.z.shape[1]))
 
 
 @patch
@@ -1101,7 +1109,7 @@ def compare(self:Pages, request):
 @patch
 def weights(self:Pages, request):
     given = dict(request.query_params)
-    name = given.get('loss', 'multi_similarity')
+    name = given.get('loss', DEFAULT_LOSS)
     if name not in shown_losses():
         raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name[:60]!r} '
                          'was given')
@@ -1133,7 +1141,7 @@ def weights(self:Pages, request):
 @patch
 def weights_json(self:Pages, request):
     given = dict(request.query_params)
-    name = given.get('loss', 'multi_similarity')
+    name = given.get('loss', DEFAULT_LOSS)
     try:
         counts = {key: whole_number(given.get(key), key, default)
                   for key, default in dict(classes=4, per_class=4, seed=0).items()}
@@ -1142,9 +1150,9 @@ def weights_json(self:Pages, request):
         for key, default in known.items():
             text = given.get(f'set_{key}', '')
             settings[key] = default if text == '' else type(default)(float(text))
-        return JSONResponse(weights_of(self.collection, name, settings, **counts))
+        return json_answer(weights_of(self.collection, name, settings, **counts))
     except (ValueError, OverflowError) as error:
-        return JSONResponse(dict(error=str(error)), status_code=400)
+        return json_answer(dict(error=str(error)), 400)
 
 # %% ../nbs/64_browse.ipynb #2cb018a5
 def text_answer(
@@ -1167,8 +1175,11 @@ def create_app(
 
     def picture(request):
         i = whole_number(request.path_params['i'], 'picture', -1)
-        return Response(thumbnail(collection, i), media_type='image/jpeg',
-                        headers={'Cache-Control': 'private, max-age=3600'})
+        state = state_of(collection.file(i))
+        headers = {'Cache-Control': 'no-cache', 'ETag': state}      # ask each time if it changed
+        if request.headers.get('if-none-match') == state:
+            return Response(status_code=304, headers=headers)
+        return Response(thumbnail(collection, i), media_type='image/jpeg', headers=headers)
 
     def original(request):
         file = collection.file(whole_number(request.path_params['i'], 'picture', -1))

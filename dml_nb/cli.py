@@ -39,6 +39,7 @@ from rich.progress import (
 from rich.table import Table
 
 import dml_nb
+from . import DEFAULT_LOSS
 
 # %% ../nbs/63_cli.ipynb #bceeddeb
 UsageError = typer.BadParameter.__base__        # what the command line's parser raises
@@ -84,8 +85,37 @@ def start(
         print(context.get_help())
 
 # %% ../nbs/63_cli.ipynb #fa3ac2f0
+def _open_streams():
+    "Ends with one line where standard output is closed; nothing else may take its number."
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        pass
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, 'w')
+    if sys.stdout is None:
+        print('dml: standard output: expected an open file, got a closed one', file=sys.stderr)
+        sys.exit(2)
+
+
+def _end_output(
+    status:int,
+) -> int: # another one where what was printed cannot be written
+    "Empties the buffer; with one line where that fails, or with none where a pipe was closed."
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more
+        if isinstance(error, BrokenPipeError):
+            return status or 1
+        if not status:
+            print(f'dml: standard output: {error.strerror}', file=sys.stderr)
+            return 2
+    return status
+
+
 def main():
     "The console script `dml`."
+    _open_streams()
     sys.stdout.reconfigure(errors='replace')                # a terminal that has no ± shows ?
     if not sys.warnoptions:                                 # a user cannot mend their deprecations
         warnings.filterwarnings('ignore', module='torch|fastai')
@@ -100,7 +130,17 @@ def main():
     except typer.Abort:
         print('dml: stopped', file=sys.stderr)
         status = 130
-    sys.exit(status or 0)
+    except BrokenPipeError:                                 # as in `dml ... | head -1`
+        status = 1
+    except RuntimeError as error:
+        if 'home directory' not in str(error):              # from `expanduser`
+            raise
+        print('dml: ~NAME: expected a user of this machine, got an unknown one', file=sys.stderr)
+        status = 2
+    except OSError as error:
+        print(f'dml: {error}', file=sys.stderr)
+        status = 2
+    sys.exit(_end_output(status or 0))
 
 # %% ../nbs/63_cli.ipynb #707495a4
 FILES = ('results.json', 'report.html')         # written into --out, beside the folder runs
@@ -287,11 +327,12 @@ def run_comparison(
     settings:dict, # of `comparison_recipes`: data, losses, seeds, ...
     out:Path, # folder
     fresh:bool, # ignore finished runs
+    accept_other_code:bool=False, # use finished runs of other code
 ):
     "Check, train with a progress bar, print, save. Raises as `run_all`."
-    from dml_nb.experiment import comparison_recipes, run_all
+    from dml_nb.experiment import comparison_recipes, other_code, run_all
     recipes = comparison_recipes(images, **settings)
-    with progress_bar('epochs') as bar:
+    with progress_bar('epochs') as bar, other_code(accept_other_code) as found:
         task = bar.add_task('', total=sum(recipe.epochs for recipe in recipes))
 
         def done(recipe, epochs):
@@ -301,7 +342,18 @@ def run_comparison(
         results = run_all(recipes, images, out/'runs', fresh, done)
     console = Console()
     print_table(results, console)
+    say_other_code(found, console)
     save_comparison(results, images, out, console)
+
+
+def say_other_code(
+    found, # an `OtherCode`
+    console:Console,
+):
+    "One line about kept runs of other code, if there are any."
+    if str(found):
+        console.print(str(found), soft_wrap=True, highlight=False, markup=False)
+
 
 # %% ../nbs/63_cli.ipynb #bb33d87f
 @contextmanager
@@ -322,7 +374,7 @@ def no_empty_folder(
 
 @contextmanager
 def told_in_one_line(
-    stopped:str, # what to say after Ctrl-C
+    stopped, # what to say after Ctrl-C, or a function that looks and says it
 ):
     "What goes wrong inside, or is stopped, is said in one line; warnings too."
     def show(message, category, *place, **more):
@@ -334,20 +386,60 @@ def told_in_one_line(
         try:
             yield
         except KeyboardInterrupt:
-            fail(stopped, 130)
+            fail(stopped() if callable(stopped) else stopped, 130)
+        except BrokenPipeError:
+            raise                                           # which `main` expects
         except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
             fail(error)
 
 
 def stopped_with_runs(
     out:str, # folder of finished runs
-) -> str:
-    return f'stopped; finished runs are kept in {Path(out)/"runs"} and used by the same command'
+    fresh:bool=False, # whether the command trains even those again
+): # function of nothing -> what to say after Ctrl-C
+    "It counts what is there when it is called."
+    def said():
+        runs = Path(out).expanduser()/'runs'
+        count = len(list(runs.glob('*.json')))
+        if not count:
+            return f'stopped; no run is finished in {runs}'
+        again = f'the same command{" without --fresh" if fresh else ""}'
+        return (f'stopped; {count} finished run{"s" if count > 1 else ""} in {runs}; {again} uses '
+                'those of the same code')
+
+    return said
+
+
+def stopped_writing(
+    file, # that is replaced by a rename
+    what:str, # that is then another one, as 'index in runs/index'
+): # function of nothing -> what to say after Ctrl-C
+    "It looks whether the file is another one than now."
+    path = Path(file).expanduser()
+
+    def state():
+        with suppress(OSError):
+            found = path.stat()
+            return found.st_ino, found.st_mtime_ns
+
+    before = state()
+
+    def said():
+        now = state()
+        if now is None:
+            return f'stopped; there is no {what}'
+        found = 'the same as before' if now == before else 'new, and whole'
+        return f'stopped; the {what} is {found}'
+
+    return said
 
 # %% ../nbs/63_cli.ipynb #3373d76c
 Depth = Annotated[int, typer.Option(
     min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in those, as '
                 'photos/GROUP/CLASS.')]
+AcceptOtherCode = Annotated[bool, typer.Option(
+    '--accept-other-code',
+    help='Use finished runs of another state of the code of dml_nb, and say how many.')]
 
 
 @app.command('compare')
@@ -357,7 +449,7 @@ def run_compare(
              'class.')] = 'digits',
     losses:Annotated[str, typer.Option(
         help='Names with commas between them; FILE.py:CLASS is one of your own.',
-    )] = 'multi_similarity,triplet,contrastive',
+    )] = f'{DEFAULT_LOSS},triplet,contrastive',
     seeds:Annotated[int, typer.Option(
         min=1, help='Trainings per loss and question: seeds 0, 1, ... One has no interval.')] = 3,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the training images.')] = 3,
@@ -374,6 +466,7 @@ def run_compare(
         min=1, help='Threads of torch; another number may change the last digits.')] = 1,
     fresh:Annotated[bool, typer.Option(
         '--fresh', help='Train again even what is finished.')] = False,
+    accept_other_code:AcceptOtherCode = False,
 ):
     """Train losses on the same images with several seeds, and tell them apart from luck.
 
@@ -388,8 +481,9 @@ def run_compare(
 
     Writes results.json and report.html into the folder given by --out, replacing files of these two
     names and no others. Finished runs are kept there in runs/ and used again when all that decides
-    their numbers is the same, so a job that was stopped goes on where it was."""
-    with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
+    their numbers is the same, the code of dml_nb too, so a job that was stopped goes on where it
+    was."""
+    with told_in_one_line(stopped_with_runs(out, fresh)), no_empty_folder(out):
         names = listed_names(losses, '--losses')
         check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
@@ -403,14 +497,16 @@ def run_compare(
             if name not in taken:
                 fail(f'--{name}: no {name} is wanted with --data {data}, only with images in '
                      f'folders, {value} was given')
-        with reading_bar(data) as tell:
-            if 'on_error' in taken:                         # as `dml train`; warns and names one
-                options |= dict(on_error='skip', tell=tell)
-            images = load_data(data, **options)
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             depth=depth, threads=threads)
-        run_comparison(images, settings, folder, fresh)
+        from dml_nb.check import one_writer
+        with one_writer(folder):
+            with reading_bar(data) as tell:
+                if 'on_error' in taken:                     # as `dml train`; warns and names one
+                    options |= dict(on_error='skip', tell=tell)
+                images = load_data(data, **options)
+            run_comparison(images, settings, folder, fresh, accept_other_code)
 
 # %% ../nbs/63_cli.ipynb #7c38be94
 def print_speeds(
@@ -453,11 +549,12 @@ def run_bench(
     earlier one of its name there, and a quick one stands beside a full one."""
     folder = writable_folder(out)                           # nothing heavy is loaded before this
     from dml_nb.benchmark import bench
-    from dml_nb.check import machine
+    from dml_nb.check import machine, one_writer
     said = Console(stderr=True)
     try:
-        found = bench(what, folder, quick, threads,
-                      lambda line: said.print(line, highlight=False, markup=False))
+        with one_writer(folder):
+            found = bench(what, folder, quick, threads,
+                          lambda line: said.print(line, highlight=False, markup=False))
     except KeyboardInterrupt:
         fail(f'stopped; groups that were finished are kept in {folder}', 130)
     except (ValueError, OSError, RuntimeError) as error:
@@ -525,7 +622,7 @@ def check_index(
     path:str, # from `dml index`
 ):
     "Fails in one line where there is none; nothing heavy is loaded for that."
-    if not (Path(path).expanduser()/'search.json').is_file():
+    if not (Path(path).expanduser()/'index.json').is_file():
         fail(f'index: a folder made by dml index is wanted, {path} was given, and there is no '
              'index in it')
 
@@ -579,7 +676,13 @@ def stopped_training(
 ) -> str: # what to say after Ctrl-C
     from dml_nb.recovery import finished_folders
     kept, steps = folder/'embedder'/'embedder.json', folder/'checkpoints'
-    goes_on = f'the same command{" without --fresh" if fresh else ""} goes on'
+    if not (folder/'training.json').is_file():
+        return f'stopped before training began; there is no training in {folder}'
+    if json.loads((folder/'training.json').read_text(encoding='utf-8')).get('finished'):
+        return f'stopped; {folder} holds a finished training'
+    goes_on = 'the same command begins anew'
+    if finished_folders(steps):
+        goes_on = f'the same command{" without --fresh" if fresh else ""} goes on'
     if kept.is_file():
         epoch = json.loads(kept.read_text(encoding='utf-8'))['facts']['reached']['epoch']
         return (f'stopped; the best network so far, that of epoch {epoch}, is kept in '
@@ -587,8 +690,7 @@ def stopped_training(
     if finished_folders(steps):
         return ('stopped in the first epoch; there is no network yet, but its steps are kept in '
                 f'{steps}, and {goes_on}')
-    return ('stopped before an epoch was finished; nothing is kept yet, and the same command '
-            'begins anew')
+    return f'stopped before an epoch was finished; nothing is kept yet, and {goes_on}'
 
 # %% ../nbs/63_cli.ipynb #41c92478
 @app.command('train')
@@ -599,7 +701,7 @@ def run_train(
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
-        help='Its name; FILE.py:CLASS for one of your own.')] = 'multi_similarity',
+        help='Its name; FILE.py:CLASS for one of your own.')] = DEFAULT_LOSS,
     set_:Annotated[list[str], typer.Option(
         '--set', help='A setting of the loss, as alpha=2; may be given several times.')] = [],
     body:Annotated[str, typer.Option(
@@ -638,7 +740,7 @@ def run_train(
     the folder given by --out. After a stop the same command goes on where it was. Next: dml
     evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
-    said = 'stopped before training began; nothing was trained'
+    said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
         check_data(data)
@@ -649,18 +751,20 @@ def run_train(
         check_losses([loss], '--loss')
         from dml_nb.data import options_of
         options_of(data)                                    # says what is no name of data
+        from dml_nb.experiment import naming_own
         from dml_nb.everyday import check_body, load_pictures, train_embedder
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
-        with reading_bar(data) as tell:
-            images = load_pictures(data, size, mode='L' if grey else None, depth=depth, tell=tell)
-        try:
-            with progress_bar('epochs', stderr=json_) as bar, quiet:
+        from dml_nb.check import one_writer
+        with one_writer(folder):
+            with reading_bar(data) as tell:
+                images = load_pictures(
+                    data, size, mode='L' if grey else None, depth=depth, tell=tell)
+            training = naming_own('training with', loss)
+            with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
                     images, folder, make_loss, body, weights, dim, epochs, patience, classes,
                     per_class, lr, held_out, seed, fresh, Teller(bar, json_))
-        except KeyboardInterrupt:
-            fail(stopped_training(folder, fresh), 130)
         if json_:
             print(json.dumps(record))
             return
@@ -808,24 +912,29 @@ def run_embed(
 
     Example: dml embed runs/photos photos --out photos.npz
 
-    The file holds features (N, D), labels (N,) and names of the classes. dml commands read it as
-    features:photos.npz, numpy with numpy.load."""
+    The file holds features (N, D) and labels (N,), the names of the classes, empty where there is
+    none. dml commands read it as features:photos.npz, numpy with numpy.load."""
     path = Path(out).expanduser()
-    with told_in_one_line('stopped; nothing was written'), no_empty_folder(path.parent):
+    said = stopped_writing(path, f'file {path}')
+    with told_in_one_line(said), no_empty_folder(path.parent):
         if path.suffix != '.npz':
             fail(f'--out: a file that ends in .npz is wanted, {out} was given')
         writable_folder(path.parent, [path.name], [])       # before any embedding
         model_folder(model)
         check_data(data)
-        embedder = load_model(model)
-        images = pictures_for(embedder, data, depth)
-        import numpy as np
-        from dml_nb.check import write_atomically
-        z = embedded(embedder, images).numpy()
-        names = np.array([*map(str, images.classes), '-1'])[images.labels]  # -1: without a label
-        content = BytesIO()
-        np.savez(content, features=z, labels=names)
-        write_atomically(path, content.getvalue())
+        given = Path(data.removeprefix('features:')).expanduser()
+        if given.exists() and path.exists() and path.samefile(given):
+            fail(f'--out: expected another file than the data, got {out}')
+        from dml_nb.check import one_writer, write_atomically
+        with one_writer(path.parent, path.name):
+            embedder = load_model(model)
+            images = pictures_for(embedder, data, depth)
+            import numpy as np
+            z = embedded(embedder, images).numpy()
+            names = np.array([*map(str, images.classes), ''])[images.labels]    # '': no label
+            content = BytesIO()
+            np.savez(content, features=z, labels=names)
+            write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '
               f"in {path}; next: {shlex.join(['dml', 'train', f'features:{path}'])}")
@@ -847,12 +956,12 @@ def run_index(
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
     needs; an index that is there is replaced."""
-    said = 'stopped; an earlier index was left as it was'
+    said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         if not Path(images).expanduser().exists():
             fail(f'images: a folder of pictures is wanted, {images} was given, and there is no '
                  'such folder')
-        folder = writable_folder(out, ['search.json'], ['index', 'embedder'])
+        folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
         from dml_nb.everyday import index_folder
         with progress_bar('files', stderr=True) as bar:
@@ -958,6 +1067,33 @@ def as_json(
     return {name: getattr(exhibit, name) for name in names}
 
 # %% ../nbs/63_cli.ipynb #19652c21
+def measure_exhibits(
+    exhibit:str, # as `run_reproduce` takes it, and so are scale, workers and json_
+    scale:str,
+    folder:Path, # of finished runs
+    workers:int,
+    console:Console,
+    json_:bool, # print nothing
+    accept_other_code:bool=False, # use finished runs of other code
+) -> list: # of dicts, what was measured
+    "Each exhibit of that name, printed beside the paper's numbers."
+    from dml_nb.experiment import other_code
+    papers = import_module('dml_nb.papers.exhibits')
+    measured = []
+    for chosen in papers.find_exhibits(exhibit):
+        with other_code(accept_other_code) as found:
+            result = chosen.reproduce(scale, folder, workers, progress=console.is_terminal)
+        measured.append(as_json(chosen) | result)
+        if not json_:
+            console.print(side_by_side(chosen, *papers.beside(chosen, result['rows'])))
+            cost = f"Measured in {result['seconds']:.0f} s."
+            if result['trainings']:
+                cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
+            console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
+            say_other_code(found, console)
+    return measured
+
+
 @app.command('reproduce')
 def run_reproduce(
     exhibit:Annotated[str, typer.Argument(
@@ -969,12 +1105,13 @@ def run_reproduce(
     out:Annotated[str, typer.Option(help='Folder of finished runs.')] = 'runs/reproduce',
     workers:Annotated[int, typer.Option(min=1, help='Trainings at the same time.')] = 1,
     json_:Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
+    accept_other_code:AcceptOtherCode = False,
 ):
     """Measure a table or a figure of one of the papers, and print it beside the paper's.
 
     Example: dml reproduce 003/figure5 --scale small
 
-    Finished runs are kept in the folder given by --out and used again."""
+    Finished runs are kept in the folder given by --out and used again by the same code."""
     paper, _, name = exhibit.partition('/')
     with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         folder = writable_folder(out) if name else None
@@ -988,15 +1125,9 @@ def run_reproduce(
             else:
                 console.print(listing(found))
             return
-        measured = []
-        for chosen in papers.find_exhibits(exhibit):
-            result = chosen.reproduce(scale, folder/'runs', workers, progress=console.is_terminal)
-            measured.append(as_json(chosen) | result)
-            if not json_:
-                console.print(side_by_side(chosen, *papers.beside(chosen, result['rows'])))
-                cost = f"Measured in {result['seconds']:.0f} s."
-                if result['trainings']:
-                    cost = f"{result['trainings']} trainings, {result['seconds']:.0f} s of training."
-                console.print(f'{chosen.status}. {chosen.note} {cost}', highlight=False)
+        from dml_nb.check import one_writer
+        with one_writer(folder):
+            measured = measure_exhibits(
+                exhibit, scale, folder/'runs', workers, console, json_, accept_other_code)
         if json_:
             print(json.dumps(measured, indent=1))

@@ -37,6 +37,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -57,8 +58,8 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from . import callbacks
-from .check import machine, versions, write_json
+from . import DEFAULT_LOSS, callbacks
+from .check import code_hash, machine, versions, write_json
 from .clustering import (
     clustering_scores, linear_probe, nearest_class_mean, spectral_variance)
 from .core import check_number, similarities
@@ -197,7 +198,7 @@ def own_module(
         sys.modules[key] = module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[key])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[key]
             raise ValueError(f'loss: a file that Python can run is wanted, {file} was given; '
                              f'{type(error).__name__}: {error}') from error
@@ -216,6 +217,21 @@ def own_entry(
         raise ValueError('loss: a loss that the file has is wanted, as my_losses.py:MyLoss, '
                          f'{name!r} was given; it has {", ".join(kinds) or "none"}')
     return Entry(kinds[title], value='', weight='', ignores='')
+
+
+@contextmanager
+def naming_own(
+    doing:str, # what is done inside
+    name:str, # of the loss that it is done with
+):
+    "What fails with a loss in somebody's file is a `ValueError` that names file, class and error."
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not is_own(name) or isinstance(error.__context__, BrokenPipeError):  # of rich, of a pipe
+            raise
+        raise ValueError(
+            f'loss: {doing} {name} failed, {type(error).__name__}: {error}') from error
 
 # %% ../nbs/60_experiment.ipynb #6cd3fd86
 def make_loss(
@@ -243,7 +259,7 @@ def make_loss(
                          f'pytorch-metric-learning, is wanted, {name!r} was given')
     entry = own_entry(name) if is_own(name) else LOSSES[name]
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), naming_own('making', name):
             entry, settings = with_parts(entry, settings, dim)
             loss = entry.for_data(classes, dim, **settings)
     except ValueError as error:
@@ -258,7 +274,7 @@ class Recipe:
 
     Raises `ValueError` for an unknown name, parameters that the loss does not have, numbers out of
     range, and fields that contradict each other."""
-    loss:str = 'multi_similarity' # in `LOSSES`, or 'FILE.py:CLASS', or 'pml:CLASS' (`make_loss`)
+    loss:str = DEFAULT_LOSS # in `LOSSES`, or 'FILE.py:CLASS', or 'pml:CLASS' (`make_loss`)
     options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
     data:str = 'digits' # as `load_data` takes it
     size:int = None # side of pictures read from files, in pixels; None: as stored
@@ -1071,7 +1087,7 @@ def run_on(
             recipe, dls, class_count(train), cbs + ([] if watcher is None else [watcher]))
         before, untrained = measure_model(recipe, learn, train, valid)
         start = time.perf_counter()
-        with learn.no_logging():
+        with learn.no_logging(), naming_own('training with', recipe.loss):
             fit(recipe, learn)
         seconds = time.perf_counter() - start
         after, trained = measure_model(recipe, learn, train, valid)
@@ -1079,6 +1095,7 @@ def run_on(
             recipe=asdict(recipe),
             device=device_name(device),
             data=data,
+            code=code_hash(),
             sizes=dict(train=sizes(train), valid=sizes(valid)),
         )
         if len(valid) * math.prod(valid[0][0].shape) <= LARGEST_INPUT:
@@ -1192,11 +1209,12 @@ def run_key(
     recipe:Recipe,
     data:str, # SHA-256 of its images
     device:str='cpu', # its name
-) -> str: # 16 hexadecimal digits
+    module:str='dml_nb.experiment', # whose code trains, with all that it imports
+) -> str: # 16 hexadecimal digits, a hyphen, 8 more of the code
     """A name for everything that decides a run's numbers. Fields at their defaults are left out, so
     that a new field changes no name."""
-    facts = dict(recipe=set_fields(recipe), data=data, versions=versions(), machine=machine(),
-                 format=2)
+    fields = dict(loss=recipe.loss) | set_fields(recipe)
+    facts = dict(recipe=fields, data=data, versions=versions(), machine=machine(), format=2)
     names = [recipe.loss, *(term['loss'] for term in recipe.plus)]
     names.append(recipe.callback_options.get('loss', ''))
     own = [own_module(name).__name__ for name in names if is_own(name)]     # with hashes of files
@@ -1204,7 +1222,8 @@ def run_key(
         facts['own'] = own
     if device != 'cpu':
         facts['device'] = device
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    decided = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return f'{decided}-{code_hash(module)[:8]}'
 
 # %% ../nbs/60_experiment.ipynb #3a47e44d
 def is_run(
@@ -1222,8 +1241,8 @@ def is_run(
     return measured and found.get('data') == data and found.keys() >= wanted
 
 
-RESULT = ('recipe', 'device', 'data', 'sizes', 'pixels', 'input', 'untrained', 'trained', 'curve',
-          'seconds', 'pictures', 'history')
+RESULT = ('recipe', 'device', 'data', 'code', 'sizes', 'pixels', 'input', 'untrained', 'trained',
+          'curve', 'seconds', 'pictures', 'history')
 
 
 def read_run(
@@ -1243,14 +1262,66 @@ def read_run(
             'was found; delete the file, or train again (fresh=True, --fresh)')
     return {name: found[name] for name in RESULT if name in found}
 
+# %% ../nbs/60_experiment.ipynb #55a73d6a
+class OtherCode:
+    "Kept runs of the same recipes by other code: those that were `used`, and those `passed_over`"
+    def __init__(self, accepted):
+        self.accepted = accepted
+        self.used = set()
+        self.passed_over = set()
+
+    def __str__(self):
+        if self.used:
+            return (f'{len(self.used)} kept runs are of other code of dml_nb than this; without '
+                    '--accept-other-code they are trained again')
+        if self.passed_over:
+            return (f'{len(self.passed_over)} kept runs are of other code of dml_nb than this and '
+                    'were trained again; --accept-other-code uses such runs')
+        return ''
+
+
+_other_code = ContextVar('other_code', default=OtherCode(accepted=False))
+
+
+@contextmanager
+def other_code(
+    accepted:bool=False, # use kept runs of other code where there is none of this
+): # an `OtherCode`, filled inside
+    "What happens to kept runs of other code."
+    token = _other_code.set(OtherCode(accepted))
+    try:
+        yield _other_code.get()
+    finally:
+        _other_code.reset(token)
+
+
+def kept_path(
+    folder, # of kept results
+    key:str, # from `run_key`
+    prefix:str='', # of the name of the file
+) -> Path:
+    "The file of a key, or the newest one that differs in the code alone, if that is accepted."
+    path = Path(folder)/f'{prefix}{key}.json'
+    if path.is_file():
+        return path
+    same_recipe = f'{prefix}{key.rpartition("-")[0]}-????????.json'
+    others = sorted(path.parent.glob(same_recipe), key=os.path.getmtime)
+    if not others:
+        return path
+    found = _other_code.get()
+    (found.used if found.accepted else found.passed_over).add(others[-1])
+    return others[-1] if found.accepted else path
+
 # %% ../nbs/60_experiment.ipynb #0e17af37
 def run_path(
     recipe:Recipe,
     shelf:Shelf,
     folder, # of finished runs
+    fresh:bool=False, # the file to write, not one of other code
 ) -> Path:
     "The file of its result."
-    return Path(folder)/f'{run_key(recipe, shelf.digest(recipe), device_name(own_device()))}.json'
+    key = run_key(recipe, shelf.digest(recipe), device_name(own_device()))
+    return Path(folder)/f'{key}.json' if fresh else kept_path(folder, key)
 
 
 def kept_run(
@@ -1264,7 +1335,7 @@ def kept_run(
 
     Raises as `run`, `ValueError` if the file holds no such run, `OSError` naming the file that
     cannot be written."""
-    path = run_path(recipe, shelf, folder)
+    path = run_path(recipe, shelf, folder, fresh)
     checkpoints = checkpoint_path(recipe, shelf.digest(recipe), own_device(), folder)
     progress = progress or (lambda epochs: None)
     if path.is_file() and not fresh:
@@ -1326,13 +1397,14 @@ def run_all(
         each = None if progress is None else partial(progress, recipe)
         runs.append(kept_run(recipe, shelf, folder, fresh, each))
     rows = comparison_rows(runs)
-    results = provenance(recipes, images)
+    results = provenance(recipes, images, runs)
     return results | dict(rows=rows, table=comparison_table(rows), runs=runs)
 
 # %% ../nbs/60_experiment.ipynb #a9726ca7
 def provenance(
     recipes:list, # of a comparison
     images:ImageSet,
+    runs:list, # results of `run`
 ) -> dict:
     "Where the numbers come from: what all runs share, and lists of what varies."
     settings = {}
@@ -1349,6 +1421,7 @@ def provenance(
     return dict(
         machine=machine() | ({} if device == 'cpu' else dict(gpu=device)),
         versions=versions(),
+        code=', '.join(sorted({result['code'] for result in runs})),
         threads=settings.pop('threads'),
         seed=settings.pop('seed'),
         data=dict(name=images.name, sha256=images.sha256(), **sizes(images)),
@@ -1494,18 +1567,17 @@ def counting(
     total:int, # runs
     shown:bool,
 ): # a function to call after each
-    "A bar with the time left, on a terminal or in a notebook; lines where there is neither."
+    "A bar with the time left on a terminal, lines elsewhere."
     from rich.console import Console
     from rich.progress import (
         BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn)
     console = Console()
-    live = console.is_terminal or console.is_jupyter
     columns = [TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn(), TextColumn('left'), TimeRemainingColumn()]
     start = said = time.monotonic()
     count = 0
     with Progress(*columns, console=console, transient=True,
-                  disable=not (shown and live and total)) as bar:
+                  disable=not (shown and console.is_terminal and total)) as bar:
         task = bar.add_task('runs', total=total)
 
         def done():
@@ -1513,7 +1585,7 @@ def counting(
             count += 1
             bar.advance(task)
             now = time.monotonic()
-            if shown and not live and (now - said > 30 or count == total):
+            if shown and not console.is_terminal and (now - said > 30 or count == total):
                 said = now
                 left = (now - start) / count * (total - count)
                 print(f'{count} of {total} runs, {left / 60:.1f} minutes left', flush=True)
@@ -1542,7 +1614,7 @@ def run_many(
     waiting = {}
     for recipe in recipes:
         split_images(recipe, shelf.images(recipe))
-        path = run_path(recipe, shelf, folder)
+        path = run_path(recipe, shelf, folder, fresh)
         if fresh or not path.is_file():
             waiting[path] = recipe
         elif path not in paths:

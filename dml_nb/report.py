@@ -366,6 +366,7 @@ def provenance_list(
         'machine': f'{machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}',
         'threads': results['threads'],
         'versions': ', '.join(f'{name} {v}' for name, v in results['versions'].items() if v),
+        'code of dml_nb': results['code'],
         'losses': '; '.join(results['losses'].values()),
         'seeds': ', '.join(map(str, seeds)),
         'settings': ', '.join(f'{name}={v!r}' for name, v in results['settings'].items()),

@@ -3,7 +3,7 @@
 They need Chromium or Chrome and playwright; without them they are skipped."""
 import contextlib
 import io
-import json
+import os
 import re
 import shutil
 import signal
@@ -44,9 +44,8 @@ def folders(tmp_path_factory):
         index.add(centres + noise * torch.randn(40, 8), metadata=[
             dict(path=path.relative_to(root/'pictures').as_posix(), label=path.parent.name)
             for path in paths])
-        index.save(root/name/'index')
-        facts = dict(root=str(root/'pictures'))
-        (root/name/'search.json').write_text(json.dumps(facts), encoding='utf-8')
+        index._pictures = dict(root=str(root/'pictures'))
+        index.save(root/name)
     return root
 
 
@@ -84,9 +83,8 @@ def crowd(tmp_path_factory):
     index = EmbeddingIndex(3)
     z = np.stack([np.cos(angles), np.sin(angles), .2 + .001 * np.arange(120)], 1)
     index.add(torch.tensor(z).float(), metadata=known)
-    index.save(root/'out'/'index')
-    facts = dict(root=str(root/'pictures'))
-    (root/'out'/'search.json').write_text(json.dumps(facts), encoding='utf-8')
+    index._pictures = dict(root=str(root/'pictures'))
+    index.save(root/'out')
     with served(root/'out') as at:
         yield at
 
@@ -119,12 +117,12 @@ def settled_text(client, address):
 @pytest.fixture(scope='module')
 def client(folders):
     "Of the same pictures, the other index has one less, and the rest in another order"
-    bad = EmbeddingIndex.open(folders/'bad'/'index')
+    bad = EmbeddingIndex.open(folders/'bad')
     order = torch.arange(39, 0, -1)
     turned = EmbeddingIndex(8)
     turned.add(bad.vectors(order), metadata=bad.metadata(order))
-    turned.save(folders/'turned'/'index')
-    shutil.copy(folders/'bad'/'search.json', folders/'turned')
+    turned._pictures = bad._pictures
+    turned.save(folders/'turned')
     collections = [Collection(folders/name) for name in ('good', 'turned')]
     with pytest.warns(UserWarning, match='39 are in both, of 40 in .*good and 39 in .*turned'):
         opened = TestClient(create_app(*collections))
@@ -153,10 +151,26 @@ def test_an_index_of_other_pictures_is_told_apart(client, folders, recwarn):
     assert 'are in both' not in same.get('/').text
     assert not [warning for warning in recwarn if 'other' in str(warning.message)]
     moved = folders/'moved'
-    shutil.copytree(folders/'bad', moved)
-    (moved/'search.json').write_text(json.dumps(dict(root=str(folders))), encoding='utf-8')
+    index = EmbeddingIndex.open(folders/'bad')
+    index._pictures = dict(root=str(folders))
+    index.save(moved)
     with pytest.warns(UserWarning, match='^other: The pictures are in .* taken for the same'):
         create_app(Collection(folders/'good'), Collection(moved))
+
+
+def test_a_thumbnail_is_of_its_picture_after_the_index_was_made_again(folders, tmp_path):
+    "Kept copies are known by their pictures and not by places in an index that has gone"
+    index = EmbeddingIndex.open(folders/'good')
+    index.save(tmp_path)
+    before = [TestClient(create_app(Collection(tmp_path))).get(f'/thumb/{i}').content
+              for i in range(40)]
+    turned = EmbeddingIndex(8)
+    turned.add(index.vectors().flip(0), metadata=index.metadata()[::-1])
+    turned._pictures = index._pictures
+    turned.save(tmp_path)
+    after = [TestClient(create_app(Collection(tmp_path))).get(f'/thumb/{i}').content
+             for i in range(40)]
+    assert after == before[::-1] and before[0] != before[39]
 
 
 def test_gained_and_lost(client):
@@ -172,6 +186,66 @@ def test_gained_and_lost(client):
     twins = [(client.seen.paths.index(path), j) for j, path in enumerate(client.other.paths)]
     better = sum(here[i] > there[j] for i, j in twins)
     assert f'Of 39 pictures {better} are found better' in text
+
+
+def few_pictures(root, colours):
+    "An index of one-coloured pictures in two classes, each colour being of the picture of its name"
+    for name, colour in colours.items():
+        path = os.fsencode(root/'pictures') + b'/' + name
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'wb') as file:
+            Image.new('RGB', (9, 9), colour).save(file, 'png')
+    paths = [os.fsdecode(name) for name in sorted(colours)]
+    index = EmbeddingIndex(4)
+    index.add(torch.eye(4)[:len(paths)] + .1,
+              metadata=[dict(path=path, label=path.split('/')[0]) for path in paths])
+    index._pictures = dict(root=str(root/'pictures'))
+    index.save(root/'pictures'/'out')
+    seen = Collection(root/'pictures'/'out')
+    return TestClient(create_app(seen)), seen
+
+
+def colour_of(answer):
+    return Image.open(io.BytesIO(answer.content)).resize((1, 1)).getpixel((0, 0))
+
+
+def test_small_copies_are_of_the_index_as_it_is_and_nothing_is_written(tmp_path):
+    colours = {b'a/2.png': (250, 0, 0), b'a/3.png': (0, 250, 0), b'b/4.png': (0, 0, 250)}
+    client, _ = few_pictures(tmp_path, colours)
+    before = sorted(tmp_path.rglob('*'))
+    first = client.get('/thumb/0')
+    assert colour_of(first)[0] > 240 and sorted(tmp_path.rglob('*')) == before
+    known = {'if-none-match': first.headers['etag']}
+    assert client.get('/thumb/0', headers=known).status_code == 304
+    assert client.get('/thumb/1', headers=known).status_code == 200
+    client, _ = few_pictures(tmp_path, {b'a/1.png': (9, 9, 9), **colours})     # all others move on
+    os.utime(tmp_path/'pictures'/'a'/'1.png', (0, 0))
+    moved = client.get('/thumb/0', headers=known)
+    assert first.headers['cache-control'] == 'no-cache' and moved.status_code == 200
+    assert max(colour_of(moved)) < 20 and colour_of(client.get('/thumb/1'))[0] > 240
+
+
+def test_names_that_are_no_utf8_are_shown(tmp_path):
+    colours = {b'a/1.png': (9, 0, 0), b'caf\xe9/n\xff.png': (0, 9, 0), b'b/3.png': (0, 0, 9),
+               b'caf\xe9/2.png': (9, 9, 0)}
+    client, seen = few_pictures(tmp_path, colours)
+    study = seen.studied
+    study.ask()
+    study.join(against_hanging)
+    for address in ('/', '/worst', '/labels', '/classes', '/weights', '/weights.json?classes=2',
+                    '/map.json', '/map.bin', '/thumb/3', '/image/3', '/item/0', '/item/3'):
+        answer = client.get(address)
+        assert answer.status_code == 200, (address, answer.text[:300])
+    assert 'n?.png' in client.get('/item/3').text
+    assert client.get('/map.json').json()['names'][2] == 'caf\udce9'
+
+
+def test_a_picture_may_be_a_link(tmp_path):
+    client, _ = few_pictures(tmp_path, {name: (9, 0, 0) for name in (b'a/1', b'a/2', b'b/3')})
+    os.rename(tmp_path/'pictures'/'a'/'1', tmp_path/'elsewhere.png')
+    (tmp_path/'pictures'/'a'/'1').symlink_to(tmp_path/'elsewhere.png')
+    assert client.get('/thumb/0').status_code == client.get('/image/0').status_code == 200
+    assert client.get('/item/0').status_code == 200
 
 
 @pytest.fixture(scope='module')

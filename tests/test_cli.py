@@ -3,25 +3,32 @@
 Importing fastai takes seconds, so what needs no process of its own runs in this one."""
 import inspect
 import json
+import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 from typer.main import get_command
 
 import dml_nb
-from dml_nb import benchmark, data, everyday, experiment
+from dml_nb import benchmark, check, data, everyday, experiment
 from dml_nb import browse as pages
+from dml_nb.check import one_writer
 from dml_nb.cli import app, main
-from dml_nb.embedding import create_embedder, save_embedder
+from dml_nb.embedding import Embedder, create_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
+from dml_nb.recovery import finished_folders
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
 small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']
@@ -86,8 +93,8 @@ def whole(tmp_path_factory):
 
 def test_compare(whole):
     found = results(whole)
-    assert list(found)[:8] == [
-        'machine', 'versions', 'threads', 'date', 'seed', 'data', 'settings', 'losses']
+    assert list(found)[:10] == ['machine', 'versions', 'code', 'commit', 'threads', 'date', 'seed',
+                                'data', 'settings', 'losses']
     assert len(found['data']['sha256']) == 64 and found['seed'] == [0, 1] and found['threads'] == 1
     names = ['raw pixels', 'untrained', 'multi_similarity']
     rows = [(row['loss'], row['seed']) for row in found['rows']]
@@ -206,6 +213,8 @@ known_at_once = {
     'a file of vectors below a file': (
         ['embed', 'nowhere', 'photos', '--out', 'FILE/z.npz'], '--out', 'FILE'),
     'nothing to browse': (['browse', 'nowhere'], 'nowhere was given'),
+    'a model of nobody': (['train', 'digits', '--out', '~nobody-here/x'], '~NAME: expected a user'),
+    'an index of nobody': (['search', '~nobody-here/x', 'photo.jpg'], '~NAME: expected a user'),
 }
 
 
@@ -249,6 +258,23 @@ def test_help_imports_nothing_heavy(words, said):
     assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
 
 
+shell = f"{shlex.quote(sys.executable)} -c 'from dml_nb.cli import main; main()'"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('words, unbuffered', [('--version', ''), ('--help', '1')])
+@pytest.mark.parametrize('where, status, said', [
+    ('>&-', 2, 'dml: standard output: expected an open file'),
+    ('>/dev/full', 2, 'No space left on device'), ('>&- 2>&-', 2, ''), ('| true', 1, '')])
+def test_output_that_cannot_be_written(where, status, said, words, unbuffered, monkeypatch):
+    monkeypatch.setenv('PYTHONUNBUFFERED', unbuffered)
+    run = subprocess.run(
+        ['bash', '-c', f'set -o pipefail; {shell} {words} {where}'], capture_output=True, text=True,
+        timeout=against_hanging)
+    assert run.stdout == '' and run.returncode == status, run.stderr
+    assert run.stderr.count('\n') == (1 if said else 0) and (said or '') in run.stderr
+
+
 def test_a_paragraph_of_help_is_as_wide_as_the_terminal(dml, monkeypatch):
     monkeypatch.setattr('typer.rich_utils.MAX_WIDTH', 1000)
     monkeypatch.setenv('COLUMNS', '1000')
@@ -258,8 +284,8 @@ def test_a_paragraph_of_help_is_as_wide_as_the_terminal(dml, monkeypatch):
 wrong = {
     'share': (['--held-out', '2'], '--held-out: a finite number above 0 and below 1'),
     'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
-    'setting': (['--set', 'gamma=3'], '--set: ', 'alpha=2', 'epsilon=', 'gamma=3 was given'),
-    'value': (['--set', 'alpha=two'], '--set: ', 'alpha=two was given', 'above 0'),
+    'setting': (['--set', 'gamma=3'], '--set: ', 'temperature=0.1', 'gamma=3 was given'),
+    'value': (['--set', 'temperature=two'], '--set: ', 'temperature=two was given', 'above 0'),
     'name': (['--loss', 'circel'], 'dml: --loss: circel was given; is circle meant? Wanted are'),
     'body': (['--body', 'resnet17'], "'resnet17' was given; like it are resnet1", 'embedding.html'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
@@ -365,8 +391,8 @@ typed = {                   # each parameter of each command, at a value that is
     'search': 'index a.png b.png -k 3 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
-               '--size 9 --depth 2 --threads 3 --fresh',
-    'reproduce': '003/figure5 --scale medium --out out --workers 2 --json',
+               '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
+    'reproduce': '003/figure5 --scale medium --out out --workers 2 --json --accept-other-code',
     'bench': 'losses --out out --quick --threads 2 --json',
 }
 
@@ -506,7 +532,7 @@ def index_folders(tmp_path):
     "Two that look like indexes from outside"
     for name in ('index', 'older'):
         (tmp_path/name).mkdir()
-        (tmp_path/name/'search.json').write_text('{}')
+        (tmp_path/name/'index.json').write_text('{}')
 
 
 def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_path):
@@ -541,8 +567,11 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     (tmp_path/'photos').mkdir()
     reading = arriving(data, 'load_data', shades)
     monkeypatch.setattr(experiment, 'run_all', run_all)
-    assert is_one_line(pressed('compare', '--fresh'), 'fresh is False', 'folder is out/runs')
-    assert is_one_line(pressed('compare'), 'fresh is True')
+    accepting = arriving(experiment, 'other_code', nullcontext(experiment.OtherCode(False)))
+    less = pressed('compare', '--fresh', '--accept-other-code')
+    assert is_one_line(less, 'fresh is False', 'folder is out/runs')
+    assert accepting == dict(accepted=False)
+    assert is_one_line(pressed('compare'), 'fresh is True') and accepting == dict(accepted=True)
     reading['options'].pop('tell')(1, 24)
     options = {'size': 9, 'on_error': 'skip', 'depth': 2}
     assert reading == dict(name_or_path='folder:photos', options=options)
@@ -556,7 +585,9 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
 def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
     result = dict(scale='medium', rows=[], trainings=2, seconds=3.)
     measuring = arriving(Exhibit, 'reproduce', result)
+    accepting = arriving(experiment, 'other_code', nullcontext(experiment.OtherCode(False)))
     found = json.loads(pressed('reproduce').stdout)
+    assert accepting == dict(accepted=True)
     assert [each['key'] for each in found] == ['003/figure5a', '003/figure5b']
     assert measuring.pop('self').key == '003/figure5b' and found[-1].items() >= result.items()
     assert measuring.pop('folder').resolve() == tmp_path/'out'/'runs'
@@ -595,7 +626,8 @@ def test_train_goes_on_after_ctrl_c(drawings, tmp_path):
             break
     _, said = running.communicate(timeout=against_hanging)
     assert running.returncode == 130 and 'Traceback' not in said
-    assert 'the same command goes on' in said.splitlines()[-1]
+    goes_on = 'goes on' if finished_folders(tmp_path/'model'/'checkpoints') else 'begins anew'
+    assert f'the same command {goes_on}' in said.splitlines()[-1]
     best = json.loads((tmp_path/'model'/'embedder'/'embedder.json').read_text())['facts']['reached']
     assert f"epoch {best['epoch']}, is kept in {tmp_path}/model/embedder" in said.splitlines()[-1]
     assert (tmp_path/'model'/'embedder'/'embedder.json').is_file()
@@ -630,6 +662,90 @@ def test_ctrl_c_before_training(tmp_path, dml, monkeypatch):
 
     monkeypatch.setattr(everyday, 'load_pictures', stop)
     is_one_line(dml('train', 'digits', '--out', tmp_path), 'before training began', status=130)
+
+
+def test_ctrl_c_says_which_comparison_uses_the_runs(tmp_path, dml, monkeypatch):
+    def stop(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data, 'load_data', stop)
+    (tmp_path/'runs').mkdir()
+    (tmp_path/'runs'/'a.json').write_text('{}')
+    words = 'compare', '--out', tmp_path
+    is_one_line(dml(*words), '1 finished run in', 'the same command uses', status=130)
+    is_one_line(dml(*words, '--fresh'), 'the same command without --fresh uses', status=130)
+
+
+def test_ctrl_c_says_what_the_folder_holds_now(model, drawings, tmp_path, dml, monkeypatch):
+    "Before the new index, in the moment after it, and where there was none"
+    def stops(patched, place, name, when):
+        whole = getattr(place, name)
+
+        def stopping(*given, **named):
+            if when == 'after':
+                whole(*given, **named)
+            raise KeyboardInterrupt
+
+        patched.setattr(place, name, stopping)
+
+    words = ['index', tmp_path/'model', drawings, '--out', tmp_path/'out']
+    arrays = ['embed', tmp_path/'model', drawings, '--depth', 1, '--out', tmp_path/'z.npz']
+    for command, what, when, said in [
+            (words, 'index', 'before', 'there is no index in'),
+            (words, 'index', 'after', 'is new, and whole'),
+            (words, 'index', 'before', 'is the same as before'),
+            (arrays, 'file', 'before', 'there is no file'),
+            (arrays, 'file', 'after', 'is new, and whole'),
+            (arrays, 'file', 'before', 'is the same as before')]:
+        with monkeypatch.context() as patched:
+            place = everyday.EmbeddingIndex if what == 'index' else check
+            stops(patched, place, 'save' if what == 'index' else 'write_atomically', when)
+            run = dml(*command)
+        assert run.returncode == 130 and said in run.stderr.splitlines()[-1], run.stderr
+    assert len(pages.Collection(tmp_path/'out')) == 160
+
+
+def test_ctrl_c_after_a_training_says_that_it_is_finished(drawings, tmp_path, dml, monkeypatch):
+    def stopping(*given, **named):
+        everyday_train(*given, **named)
+        raise KeyboardInterrupt
+
+    everyday_train = everyday.train_embedder
+    monkeypatch.setattr(everyday, 'train_embedder', stopping)
+    said = dml(*train_words(drawings, tmp_path/'model', '--epochs', 1))
+    assert said.returncode == 130
+    assert said.stderr.splitlines()[-1].endswith(f'{tmp_path}/model holds a finished training')
+
+
+@pytest.mark.parametrize('name', ['train', 'index', 'embed', 'compare', 'reproduce', 'bench'])
+def test_each_command_that_writes_refuses_a_second_one(
+        name, pressed, arriving, shades, model, tmp_path, monkeypatch):
+    "The other one is a thread here, which a lock does not tell from a process"
+    def begin(place, name):
+        monkeypatch.setattr(place, name, lambda *given, **named: pytest.fail('it began'))
+
+    for place, function in ((everyday, 'train_embedder'), (everyday, 'embed_readable'),
+                            (Embedder, 'embed'), (experiment, 'run_all'),
+                            (Exhibit, 'reproduce'), (benchmark, 'bench')):
+        begin(place, function)
+    arriving(data, 'load_data', shades)
+    Image.new('L', (12, 8)).save(tmp_path/'photos'/'1.png')
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with one_writer(*(('new', 'z.npz') if name == 'embed' else ('out',))):
+            held.set()
+            done.wait(against_hanging)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(against_hanging)
+    try:
+        said = pressed(name)
+    finally:
+        done.set()
+        other.join()
+    assert is_one_line(said, 'expected no other writer', f'process {os.getpid()} (')
 
 
 def test_more_epochs_are_refused_with_what_to_type_instead(drawings, tmp_path, dml):
@@ -683,6 +799,80 @@ def test_a_loss_in_a_file_of_your_own(drawings, tmp_path, dml):
     is_one_line(dml(*words, '--out', out), 'my losses.py', 'SyntaxError')
 
 
+failing_losses = '''import sys
+
+from dml_nb.losses import Contrastive
+
+
+class Early(Contrastive):
+    def __init__(self):
+        raise KeyError('a key')
+
+
+class Late(Contrastive):
+    def forward(self, *given):
+        return given[99]
+
+
+class Leaves(Contrastive):
+    def forward(self, *given):
+        sys.exit(3)
+
+
+class Nothing(Contrastive):
+    def forward(self, *given):
+        pass
+'''
+
+
+@pytest.mark.parametrize('name, error', [
+    ('Early', "KeyError: 'a key'"), ('Late', 'IndexError: tuple index out of range'),
+    ('Leaves', 'SystemExit: 3'), ('Nothing', 'Error: ')])
+def test_a_loss_of_your_own_that_fails_is_named(name, error, drawings, tmp_path, dml):
+    file = tmp_path/'failing.py'
+    file.write_text(failing_losses)
+    words = train_words(drawings, tmp_path/'model', '--loss', f'{file}:{name}')
+    lines = dml(*words).stderr.splitlines()
+    assert f'{file}:{name} failed, ' in lines[-1] and error in lines[-1]
+    assert not [line for line in lines if not line.startswith('dml: ')]
+    is_one_line(dml(*small[:-1], '--losses', f'{file}:{name}', '--seeds', 1, '--out', tmp_path/'o'),
+                f'{file}:{name} failed, ', error)
+
+
+def test_an_own_loss_may_stop_no_command(tmp_path, dml):
+    (tmp_path/'leaves.py').write_text('raise SystemExit(3)')
+    for words in (['train', 'digits', '--loss'], ['compare', '--losses']):
+        is_one_line(dml(*words, f'{tmp_path}/leaves.py:Mine', '--out', tmp_path/'out'),
+                    'leaves.py was given; SystemExit: 3')
+
+
+def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml):
+    photos = tmp_path/'photos'
+    shutil.copytree(drawings, photos)
+    words = train_words(photos, photos/'model', '--epochs', 1)
+    assert dml(*words).returncode == 0
+    index = ['index', photos/'model', photos, '--out', photos/'ix', '--json']
+    for _ in range(2):
+        assert json.loads(dml(*index).stdout)['pictures'] == 160
+        client = TestClient(pages.create_app(pages.Collection(photos/'ix')))
+        assert client.get('/thumb/7').status_code == 200
+        assert dml('search', photos/'ix', next(photos.rglob('#0*.png')), '--html',
+                   photos/'class 0'/'like.html').returncode == 0
+        measured = dml('evaluate', photos/'model', photos, '--json')
+        assert json.loads(measured.stdout)['pictures'] == 160
+        assert '2 folders hold no pictures and will not be read, ix first' in measured.stderr
+
+
+def test_a_class_may_be_called_minus_one(tmp_path, dml, arriving, shades, model):
+    images = data.ImageSet(shades.source, np.where(shades.labels == 3, -1, shades.labels),
+                           ['-1', 'b', 'c'])
+    arriving(everyday, 'load_pictures', images)
+    words = tmp_path/'model', tmp_path/'photos', '--out', tmp_path/'z.npz'
+    assert dml('embed', *words).returncode == 0
+    again = data.load_data(tmp_path/'z.npz')
+    assert again.classes == images.classes and again.labels.tolist() == images.labels.tolist()
+
+
 def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     made = dml(*train_words(drawings, tmp_path/'model', '--epochs', 1, '--loss', 'circle',
                             '--set', 'gamma=20'))
@@ -698,16 +888,24 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
     answer, = json.loads(dml('search', tmp_path/'index', query, '-k', 3, '--json').stdout)
     assert len(answer['found']) == 3 and str(query) not in [f['path'] for f in answer['found']]
     is_one_line(dml('search', tmp_path/'index', drawings), 'that is a folder')
-    before = (tmp_path/'index'/'search.json').read_bytes()
+    before = query.read_bytes()
+    refused = dml('search', tmp_path/'index', query, '--html', query)
+    assert is_one_line(refused, '--html: expected a new file') and query.read_bytes() == before
+    before = (tmp_path/'index'/'index.json').read_bytes()
     is_one_line(dml('index', tmp_path/'model', drawings/'nowhere', '--out', tmp_path/'index'),
                 'nowhere')
-    changed = (tmp_path/'index'/'search.json').read_bytes()
+    changed = (tmp_path/'index'/'index.json').read_bytes()
     assert changed == before
     arrays = dml('embed', tmp_path/'model', drawings, '--out', tmp_path/'z.npz')
     assert arrays.returncode == 0
     of_vectors = dml('train', f"features:{tmp_path/'z.npz'}", '--out', tmp_path/'head',
                      '--epochs', 1)
     assert of_vectors.returncode == 0 and 'a head on them' in of_vectors.stdout
+    before = (tmp_path/'z.npz').read_bytes()
+    refused = dml('embed', tmp_path/'head', f"features:{tmp_path/'z.npz'}", '--out',
+                  tmp_path/'head'/'..'/'z.npz')
+    assert is_one_line(refused, '--out: expected another file than the data')
+    assert (tmp_path/'z.npz').read_bytes() == before
 
 
 @pytest.mark.parametrize('fit', ['cut', 'squash', 'pad'])

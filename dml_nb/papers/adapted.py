@@ -32,7 +32,8 @@ from torch import Tensor
 
 from ..core import similarities, unit
 from ..data import ImageSet, load_data
-from ..experiment import Recipe, Shelf, fit, interval, load_images, run_key, set_fields
+from ..experiment import (
+    Recipe, Shelf, fit, interval, kept_path, load_images, run_key, set_fields)
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
 from .exhibits import Claim, Exhibit, kept, pick, ready
@@ -476,7 +477,8 @@ def _watched_run(
 ) -> dict: # as `_watched`
     "A watched run from its file, or a new one."
     of_data = 'few' if train == 200 else f'few {train}'
-    path = Path(folder)/f'watched_{run_key(recipe, of_data)}.json'
+    key = run_key(recipe, of_data, module='dml_nb.papers.adapted')
+    path = kept_path(folder, key, 'watched_')
     drawn = path.with_name(f'{path.stem}_pictures.json')
     if pictures or drawn.is_file():
         path = drawn                                            # has all of the other

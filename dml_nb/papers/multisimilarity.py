@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from fastai.callback.core import Callback
 
-from ..experiment import Recipe, Shelf, fit, interval, run_key
+from ..experiment import Recipe, Shelf, fit, interval, kept_path, run_key
 from ..losses.catalogue import LOSSES
 from ..losses.multisimilarity import MultiSimilarityMiner, similarities_seen
 from .exhibits import (
@@ -440,6 +440,11 @@ def empty_recipes(data) -> list: # of `Recipe`
     return [replace(recipe, data=data) for recipe in recipes]
 
 
+def empty_path(folder, recipe:Recipe, shelf:Shelf) -> Path: # of one share
+    key = run_key(recipe, shelf.digest(recipe), module='dml_nb.papers.multisimilarity')
+    return kept_path(folder, key, 'empty_')
+
+
 def empty_shares(
     folder, # where they are kept
 ) -> dict: # data set -> (seeds,) shares of batches of twenty without a pair
@@ -447,8 +452,7 @@ def empty_shares(
     shelf, shares = Shelf(), {}
     for data in (DRAWINGS, FACES, BIRDS, CARS):
         shares[NAMES.get(data, 'ORL faces')] = [
-            kept(Path(folder)/f'empty_{run_key(recipe, shelf.digest(recipe))}.json',
-                 lambda: share_empty(recipe, shelf))
+            kept(empty_path(folder, recipe, shelf), lambda: share_empty(recipe, shelf))
             for recipe in empty_recipes(data)]
     return shares
 

@@ -8,7 +8,7 @@ from pathlib import Path
 #: What Colab has to run before a page: the package, what pages measure against, and their files.
 COLAB_SETUP = """!git clone --depth 1 https://github.com/dml-nb/dml_nb
 %cd dml_nb/nbs
-%pip install -q ..[dev]"""
+%pip install -q ..[book]"""
 
 
 def drop_directives(cell):

@@ -1,14 +1,21 @@
 """What the package promises as a whole: light imports, the metadata of settings.ini, a README and
 a sidebar that are current."""
+import ast
+import json
 import re
 import subprocess
 import sys
 from configparser import ConfigParser
-from importlib.metadata import entry_points, requires
+from importlib.metadata import (
+    PackageNotFoundError, entry_points, packages_distributions, requires)
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_pages import code_cells, pages
+
+from dml_nb.check import commit
 
 root = Path(__file__).resolve().parents[1]
 heavy = 'fastai', 'faiss', 'matplotlib', 'sympy', 'sklearn', 'torchvision', 'typer'
@@ -31,6 +38,13 @@ def test_imports_are_light(module, unwanted):
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [], f'importing {module} also loads {run.stdout}'
 
+@pytest.mark.skipif(not (root/'.git').exists(), reason='no clone')
+def test_the_commit_is_of_this_clone(monkeypatch, tmp_path):
+    "A hook of another one says where that lies"
+    known = commit.__wrapped__()
+    monkeypatch.setenv('GIT_DIR', str(tmp_path))
+    assert commit.__wrapped__() == known is not None
+
 def test_requirements_installed_as_written():
     wanted = {Requirement(text) for text in settings()['requirements'].split()}
     for key, value in settings().items():
@@ -40,6 +54,50 @@ def test_requirements_installed_as_written():
     installed = {Requirement(text) for text in requires('dml_nb')}
     assert installed == wanted, (
         'the installed metadata are not those of settings.ini: install again')
+
+def required(texts, extras):
+    "Names of distributions: of these requirements, and of whatever those need in turn"
+    found, waiting = set(), [Requirement(text) for text in texts]
+    while waiting:
+        each = waiting.pop()
+        if canonicalize_name(each.name) == 'dml-nb':
+            waiting += [Requirement(text) for extra in each.extras for text in extras[extra]]
+        elif canonicalize_name(each.name) not in found:
+            found.add(canonicalize_name(each.name))
+            try:
+                waiting += [inner for inner in map(Requirement, requires(each.name) or ())
+                            if not inner.marker or inner.marker.evaluate({'extra': ''})]
+            except PackageNotFoundError:
+                pass                                    # names what is not installed here
+    return found
+
+def imported_by_pages():
+    "{module: a page that imports it}, without what a page can do without and so tries"
+    found = {}
+    for page in pages:
+        for _, _, tree, _ in code_cells(page):
+            tried = {node for each in ast.walk(tree) if isinstance(each, ast.Try)
+                     for node in ast.walk(each)}
+            for node in ast.walk(tree):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module]
+                if node not in tried:
+                    found |= {name.partition('.')[0]: page.name for name in names}
+    return found
+
+def test_readers_get_what_pages_import():
+    "By `pip install dml_nb[book]`"
+    extras = {key.removesuffix('_requirements'): value.split()
+              for key, value in settings().items() if key.endswith('_requirements')}
+    known = required(settings()['requirements'].split() + ['dml_nb[book]'], extras)
+    modules = imported_by_pages()
+    for name in {*sys.stdlib_module_names, 'dml_nb'}:
+        modules.pop(name, None)
+    of = packages_distributions()
+    lacking = {name: page for name, page in modules.items()
+               if not known & {canonicalize_name(each) for each in of.get(name, [])}}
+    assert modules and not lacking
 
 def test_console_scripts():
     for script in settings()['console_scripts'].split():
@@ -66,3 +124,11 @@ def test_the_guide_to_a_loss_runs():
     command = [sys.executable, '-c', ''.join(blocks)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_results_say_which_code_made_them():
+    files = sorted((root/'results').rglob('*.json'))
+    records = {file: json.loads(file.read_text(encoding='utf-8')) for file in files}
+    for file, record in records.items():
+        measured = record.values() if file.parent.name == 'bench' else [record]
+        assert all(each['code'] for each in measured), file

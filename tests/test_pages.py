@@ -131,7 +131,7 @@ def test_no_traceback_is_stored(page):
     assert not [output['evalue'] for output in stored if output['output_type'] == 'error']
 
 
-NOT_SHOWN = {'export', 'exporti', 'exports', 'notest', 'slow', 'cuda', 'bench', 'eval'}
+NOT_SHOWN = {'export', 'exporti', 'exports', 'notest', 'eval'}
 
 
 def shows(flags, tree):
@@ -203,7 +203,8 @@ def test_next_follows_the_sidebar(page):
 @each_page
 def test_long_measurements_are_folded(page):
     "A reader of the site asks for them; what they found is read by the cell that follows"
-    measured = [source for source, flags, *_ in code_cells(page) if flags & {'slow', 'bench', 'cuda'}]
+    measured = [source for source, *_ in code_cells(page)
+                if re.search(r'^@measurement', source, re.M)]
     assert all(re.search(r'^#\| code-fold: true', source, re.M) for source in measured)
 
 

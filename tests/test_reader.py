@@ -1,0 +1,110 @@
+"""Each page as its reader runs it: Jupyter's "Run All" knows no flags, so every cell runs, without
+data, without a GPU, on one core.
+
+`pytest -m long tests/test_reader.py -rP | grep 'CPU seconds'` lists what each page takes."""
+import hashlib
+import math
+import os
+import re
+import resource
+import shutil
+from difflib import unified_diff
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+root = Path(__file__).resolve().parents[1]
+pages = sorted((root/'nbs').glob('*.ipynb'))
+LIMIT = 120     # CPU seconds: what a page takes of a reader's time if it has one core for itself
+HANGS = 900     # seconds by the clock of a single cell, on cores that others use too
+
+
+@pytest.fixture
+def clone(tmp_path):
+    "What pages read of this repository, to be thrown away; 12 MB, so not left to pytest"
+    copy = tmp_path/'clone'
+    for name in ('nbs', 'results'):
+        shutil.copytree(root/name, copy/name)
+    yield copy
+    shutil.rmtree(copy)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    "A reader's, who has this package, no data set and no GPU, and measures nothing"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith('DML_NB_')}
+    (tmp_path/'tmp').mkdir()
+    return kept | dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', PYTHONPATH=str(root),
+                       TMPDIR=str(tmp_path/'tmp'))
+
+
+def contents(folder):
+    "{path: digest} of every file"
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob('*') if path.is_file()}
+
+
+def cpu_seconds():
+    "Of the processes that were started here and have ended, and of theirs"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def shown(cell):
+    """What a cell shows, as lines: what it prints, its results, as Markdown or HTML where they have
+    it, and last the number of its pictures, which Jupyter shows later than `nbdev-test --save`"""
+    printed = ''.join(output.text for output in cell.outputs if output.get('name') == 'stdout')
+    results, pictures = [], 0
+    for data in (output.data for output in cell.outputs if 'data' in output):
+        if 'image/png' in data:
+            pictures += 1
+        else:
+            kinds = 'text/markdown', 'text/html', 'text/latex', 'text/plain'
+            results.append(data[next(kind for kind in kinds if kind in data)])
+    return '\n'.join([printed.strip('\n'), *results, f'pictures {pictures}']).splitlines()
+
+
+def same(old, new):
+    """Whether lines say the same: the same words, the same integers, and fractions that another
+    processor, which adds in another order, could have computed"""
+    fraction = re.compile(r'-?\d+\.\d+(?:e[-+]\d+)?|-?\de[-+]\d+')
+    old, new = '\n'.join(old), '\n'.join(new)
+    if fraction.sub('#', old) != fraction.sub('#', new):
+        return False
+    pairs = zip(fraction.findall(old), fraction.findall(new))
+    return all(math.isclose(float(a), float(b), rel_tol=.05, abs_tol=1e-9) for a, b in pairs)
+
+
+def varies(cell):
+    """Whether another run may show something else: a cell that says so (`#| varies`), one that
+    reads `DML_NB_DATA`, which was set for the outputs that are kept, or says that it is not set"""
+    said = '\n'.join(shown(cell))
+    return re.search(r'^#\|\s*varies\b', cell.source, re.M) or 'DML_NB_DATA' in cell.source + said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('page', pages, ids=lambda page: page.stem)
+def test_reader_runs_all(page, clone, environment):
+    notebook = nbformat.read(page, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    kept = [shown(cell) for cell in code]
+    files, used_before = contents(clone), cpu_seconds()
+    client = NotebookClient(notebook, timeout=HANGS, kernel_name='python3',
+                            resources=dict(metadata=dict(path=str(clone/'nbs'))))
+    try:
+        client.execute(env=environment)
+    except CellExecutionError as error:                  # with the source of the cell
+        pytest.fail(str(error), pytrace=False)
+    seconds = cpu_seconds() - used_before
+    print(f'{page.stem}: {seconds:.0f} CPU seconds')
+    differences = [line for old, cell in zip(kept, code)
+                   if not varies(cell) and not same(old, shown(cell))
+                   for line in unified_diff(old, shown(cell), f'kept, cell {cell.id}', 'now',
+                                            n=0, lineterm='')]
+    assert not differences, '\n'.join([page.name, *differences])
+    changed = {path for path, _ in contents(clone).items() ^ files.items()}
+    assert not changed, f'{page.stem} writes {sorted(changed)}'
+    assert seconds <= LIMIT, f'{page.stem} takes {seconds:.0f} CPU seconds'

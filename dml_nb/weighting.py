@@ -127,6 +127,12 @@ class PairLoss(nn.Module):
     reads_counts = False     # whether the host must know how many positives an anchor has
     reductions = 'mean',     # what `reduction` may be, beside 'none'
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if 'survey' in vars(cls) and cls.surveys == 0:
+            raise TypeError(f'{cls.__name__}: surveys = 1, or as many passes as it needs, is wanted '
+                            'beside survey(...), 0 was given')
+
     def __init__(
         self,
         normalize:bool=True, # divide rows by their norms; False promises unit rows
@@ -219,12 +225,6 @@ def survey_blocks(
     blocks, # function without arguments, giving all (S, pairs)
 ) -> list: # the statistics of each term, None where it has no surveys
     "All passes that come before the weights."
-    for _, term in terms:
-        has_survey = type(term).survey is not PairLoss.survey
-        is_fixed = isinstance(type(term).surveys, int)         # and no property of its settings
-        if has_survey and is_fixed and term.surveys == 0:
-            raise TypeError(f'{type(term).__name__}: surveys = 1, or as many passes as it needs, '
-                            'is wanted beside survey(...), 0 was given')
     statistics = [None] * len(terms)
     for turn in range(max(term.surveys for _, term in terms)):
         active = [i for i, (_, term) in enumerate(terms) if turn < term.surveys]

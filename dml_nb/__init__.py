@@ -2,20 +2,18 @@
 
 Modules:
 
-- `dml_nb.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
-- `dml_nb.browse`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
-- `dml_nb.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.cli`: `dml`: from a folder of pictures to a search, and losses against each other, in one line each.
-- `dml_nb.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
-- `dml_nb.data`: One small class for every source of labelled pictures, and the two ways to split it
-- `dml_nb.distributed`: One loss of the rows of all processes, with the exact gradient.
-- `dml_nb.embedding`: A body that sees, fresh or pretrained, a head that places, and files that hold no code
-- `dml_nb.everyday`: Train on your own pictures, keep the best network, make an index, find like ones.
-- `dml_nb.experiment`: The same recipe gives the same result, and several seeds give an interval.
-- `dml_nb.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
-- `dml_nb.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
+- `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+- `dml_nb.data.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
+- `dml_nb.data.sources`: One small class for every source of labelled pictures, and the two ways to split it
+- `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
+- `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
+- `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
+- `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
+- `dml_nb.experiments.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
+- `dml_nb.experiments.trial`: The same recipe gives the same result, and several seeds give an interval.
 - `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, as a loss.
 - `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
 - `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.
@@ -32,8 +30,6 @@ Modules:
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
-- `dml_nb.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
-- `dml_nb.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 - `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
 - `dml_nb.papers.concordance`: The claims, tables and figures of the paper on concordance, printed beside measured.
 - `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
@@ -41,12 +37,16 @@ Modules:
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
 - `dml_nb.papers.multisimilarity`: The tables and claims of the multi-similarity paper, printed beside measured.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
-- `dml_nb.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
-- `dml_nb.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
-- `dml_nb.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
-- `dml_nb.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
+- `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
+- `dml_nb.search.everyday`: Train on your own pictures, keep the best network, make an index, find like ones.
+- `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
+- `dml_nb.training.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
+- `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
+- `dml_nb.training.embedding`: A body that sees, fresh or pretrained, a head that places, and files that hold no code
+- `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
+- `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
+- `dml_nb.training.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
-- `dml_nb.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""
 
 __version__ = "0.0.1"

@@ -1003,7 +1003,7 @@ def package_folder() -> Path:
 
 @cache
 def code_hash(
-    module:str='dml_nb.experiment', # where it begins: what trains
+    module:str='dml_nb.experiments.trial', # where it begins: what trains
 ) -> str: # 16 hexadecimal digits
     "Of a module of this package and all others that it can import, as they were first read."
     waiting, seen, sources = [module], set(), {}

@@ -214,7 +214,7 @@ def check_losses(
     own = [name for name in names if is_own(name)]
     check_names([name for name in names if name not in own], LOSSES, option)
     if own:
-        from dml_nb.experiment import own_entry
+        from dml_nb.experiments.trial import own_entry
         for name in own:
             own_entry(name)
 
@@ -259,8 +259,8 @@ def print_table(
     console:Console,
 ):
     "Means ± intervals, as the report has them."
-    from dml_nb.experiment import MEASURES
-    from dml_nb.report import NAMES, plus_minus
+    from dml_nb.experiments.trial import MEASURES
+    from dml_nb.experiments.report import NAMES, plus_minus
     seeds = results['table'][0]['seeds']
     table = plain_table(
         title=(
@@ -286,8 +286,8 @@ def save_comparison(
     console:Console,
 ):
     "Put both files in place, each whole or not at all, and say which one replaced an earlier one."
-    from dml_nb.experiment import save_results
-    from dml_nb.report import report
+    from dml_nb.experiments.trial import save_results
+    from dml_nb.experiments.report import report
     for name in FILES:
         path = out/name
         replaced = ' (replaced the earlier one)' if path.exists() else ''
@@ -330,7 +330,7 @@ def run_comparison(
     accept_other_code:bool=False, # use finished runs of other code
 ):
     "Check, train with a progress bar, print, save. Raises as `run_all`."
-    from dml_nb.experiment import comparison_recipes, other_code, run_all
+    from dml_nb.experiments.trial import comparison_recipes, other_code, run_all
     recipes = comparison_recipes(images, **settings)
     with progress_bar('epochs') as bar, other_code(accept_other_code) as found:
         task = bar.add_task('', total=sum(recipe.epochs for recipe in recipes))
@@ -488,7 +488,7 @@ def run_compare(
         check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         check_losses(names, '--losses')
-        from dml_nb.data import load_data, options_of
+        from dml_nb.data.sources import load_data, options_of
         taken = options_of(data)
         options = {} if size is None else dict(size=size)
         if depth != 1:
@@ -510,11 +510,11 @@ def run_compare(
 
 # %% ../nbs/63_cli.ipynb #7c38be94
 def print_speeds(
-    rows:list, # of dicts, from `dml_nb.benchmark.bench`
+    rows:list, # of dicts, from `dml_nb.experiments.benchmark.bench`
     console:Console,
 ):
     "Medians and quartiles, as ratios to ours and to the limit too."
-    from dml_nb.benchmark import bench_table
+    from dml_nb.experiments.benchmark import bench_table
     table = plain_table(collapse_padding=True)
     for name in ('job', 'size', 'who'):
         table.add_column(name)
@@ -548,7 +548,7 @@ def run_bench(
     one file for each kind of processor, in the folder given by --out; a measurement replaces an
     earlier one of its name there, and a quick one stands beside a full one."""
     folder = writable_folder(out)                           # nothing heavy is loaded before this
-    from dml_nb.benchmark import bench
+    from dml_nb.experiments.benchmark import bench
     from dml_nb.check import machine, one_writer
     said = Console(stderr=True)
     try:
@@ -596,7 +596,7 @@ def loss_maker(
     settings:dict, # from `chosen_settings`
 ): # function of classes and dim that makes the loss
     "Fails in one line for settings that the loss does not take, naming those that it takes."
-    from dml_nb.experiment import make_loss
+    from dml_nb.experiments.trial import make_loss
     try:
         make_loss(loss, settings)
     except ValueError as error:
@@ -674,7 +674,7 @@ def stopped_training(
     folder:Path, # of the model
     fresh:bool, # whether the command began anew, and would again
 ) -> str: # what to say after Ctrl-C
-    from dml_nb.recovery import finished_folders
+    from dml_nb.training.recovery import finished_folders
     kept, steps = folder/'embedder'/'embedder.json', folder/'checkpoints'
     if not (folder/'training.json').is_file():
         return f'stopped before training began; there is no training in {folder}'
@@ -749,10 +749,10 @@ def run_train(
             check_above_0('--lr', lr)
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
         check_losses([loss], '--loss')
-        from dml_nb.data import options_of
+        from dml_nb.data.sources import options_of
         options_of(data)                                    # says what is no name of data
-        from dml_nb.experiment import naming_own
-        from dml_nb.everyday import check_body, load_pictures, train_embedder
+        from dml_nb.experiments.trial import naming_own
+        from dml_nb.search.everyday import check_body, load_pictures, train_embedder
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
         from dml_nb.check import one_writer
@@ -788,7 +788,7 @@ def load_model(
 ): # `Embedder`
     "An embedder, from a folder as `model_folder` takes it."
     folder = model_folder(path)
-    from dml_nb.embedding import load_embedder
+    from dml_nb.training.embedding import load_embedder
     return load_embedder(folder)
 
 
@@ -798,8 +798,8 @@ def pictures_for(
     depth:int=None, # of the folders that are the classes; None: as in the training
 ): # `ImageSet`
     "Pictures of the size and colours that the embedder takes."
-    from dml_nb.data import options_of
-    from dml_nb.everyday import load_pictures
+    from dml_nb.data.sources import options_of
+    from dml_nb.search.everyday import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
     if depth is None:
@@ -835,7 +835,7 @@ def chosen_part(
     if part == 'auto':
         part = 'test' if 'test' in known else 'all'
     if part == 'held-out':
-        from dml_nb.everyday import held_back_of
+        from dml_nb.search.everyday import held_back_of
         return held_back_of(model, images), part
     if part in known:
         return images.subset(images.split == part), part
@@ -874,7 +874,7 @@ def run_evaluate(
         check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
         images, part = chosen_part(model, embedder, pictures_for(embedder, data, depth), part)
-        from dml_nb.retrieval import evaluate as measure
+        from dml_nb.evaluation.retrieval import evaluate as measure
         report = measure(embedded(embedder, images), images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
@@ -963,7 +963,7 @@ def run_index(
                  'such folder')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
-        from dml_nb.everyday import index_folder
+        from dml_nb.search.everyday import index_folder
         with progress_bar('files', stderr=True) as bar:
             task = bar.add_task('indexing', total=None)
             found = index_folder(
@@ -999,7 +999,7 @@ def run_search(
                 what = 'that is a folder' if Path(image).expanduser().is_dir() else \
                     'there is no such file'
                 fail(f'images: pictures are wanted, {image!r} was given, and {what}')
-        from dml_nb.everyday import search_folder, search_page
+        from dml_nb.search.everyday import search_folder, search_page
         answers = search_folder(index, images, k)
         if html is not None:
             search_page(answers, Path(html).expanduser())
@@ -1030,7 +1030,7 @@ def run_browse(
     for folder in [index] + ([] if other is None else [other]):
         check_index(folder)
     with told_in_one_line('stopped'):
-        import_module('dml_nb.browse').browse(
+        import_module('dml_nb.search.browser').browse(
             index, other, port,
             lambda address: print(f'{address} shows {index}; Ctrl-C ends it', flush=True))
 
@@ -1077,7 +1077,7 @@ def measure_exhibits(
     accept_other_code:bool=False, # use finished runs of other code
 ) -> list: # of dicts, what was measured
     "Each exhibit of that name, printed beside the paper's numbers."
-    from dml_nb.experiment import other_code
+    from dml_nb.experiments.trial import other_code
     papers = import_module('dml_nb.papers.exhibits')
     measured = []
     for chosen in papers.find_exhibits(exhibit):

@@ -19,8 +19,9 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from dml_nb.browse import Collection, browse, create_app
-from dml_nb.index import EmbeddingIndex
+from dml_nb.search import browse
+from dml_nb.search.browser import Collection, create_app
+from dml_nb.search import EmbeddingIndex
 
 programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
 chromium = next(filter(None, map(shutil.which, programs)), None)

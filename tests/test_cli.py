@@ -22,13 +22,15 @@ from starlette.testclient import TestClient
 from typer.main import get_command
 
 import dml_nb
-from dml_nb import benchmark, check, data, everyday, experiment
-from dml_nb import browse as pages
+from dml_nb import check
+from dml_nb.data import sources as data
+from dml_nb.experiments import benchmark, trial as experiment
+from dml_nb.search import browser as pages, everyday
 from dml_nb.check import one_writer
 from dml_nb.cli import app, main
-from dml_nb.embedding import Embedder, create_embedder, save_embedder
+from dml_nb.training import Embedder, create_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
-from dml_nb.recovery import finished_folders
+from dml_nb.training.recovery import finished_folders
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
 small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']

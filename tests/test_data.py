@@ -17,18 +17,10 @@ from PIL import Image
 from scipy.io import savemat
 from torch.utils.data import DataLoader
 
-import dml_nb.data as data
-from dml_nb.data import (
-    ImageFiles,
-    ImageSet,
-    crop_and_flip,
-    load_data,
-    read_image,
-    split_by_class,
-    split_by_image,
-    turn_classes,
-)
-from dml_nb.noise import noisy_images, symmetric_noise
+import dml_nb.data.sources as data
+from dml_nb.data import ImageSet, load_data, read_image, split_by_class, split_by_image
+from dml_nb.data.sources import ImageFiles, crop_and_flip, turn_classes
+from dml_nb.data import noisy_images, symmetric_noise
 
 lists = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'index-files'
 with_lists = pytest.mark.skipif(not lists.is_dir(), reason='DML_NB_DATA holds no index-files')

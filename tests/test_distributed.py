@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb.distributed import distributed
+from dml_nb.training import distributed
 from dml_nb.losses import (
     CIT, DCDL, DRO, DROKL, AdaptedTriplet, BatchHard, Binomial, ClassDiscrepancy,
     DistanceWeighted, DROTopK, HardTriplets, MultiSimilarity, RandomTriplets, SelectionBias,
@@ -23,7 +23,7 @@ from dml_nb.losses import (
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import ChiSquareBall, KLBall, PhiBall, TopK, VariancePenalty
-from dml_nb.samplers import ClassBatchSampler
+from dml_nb.data import ClassBatchSampler
 from dml_nb.transport import MMD, EnergyDistance, SinkhornDivergence, Wasserstein
 from dml_nb.weighting import PairLoss
 
@@ -365,7 +365,7 @@ def check_training(rank, world):
 
 def check_memory(rank, world):
     "Past batches as references, a learned temperature: gradients, parameters, what is stored"
-    from dml_nb.memory import CrossBatchMemory, Temperature
+    from dml_nb.training import CrossBatchMemory, Temperature
     x, labels, net = batch(world)
 
     def made():
@@ -394,7 +394,7 @@ def check_memory(rank, world):
 
 def check_chunks(rank, world):
     "Gradient caching within DistributedDataParallel"
-    from dml_nb.memory import GradientCache
+    from dml_nb.training import GradientCache
     x, labels, net = batch(world)
     value, wanted = one_process(MultiSimilarity, x, labels, net)
     apart = DistributedDataParallel(net)
@@ -467,7 +467,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-import dml_nb.distributed
+import dml_nb.training.distribution
 
 store = dist.FileStore(sys.argv[1], 1)
 dist.init_process_group('gloo', store=store, rank=0, world_size=1)
@@ -494,8 +494,7 @@ import torch.distributed as dist
 from fastai.callback.progress import ProgressCallback
 from fastai.distributed import num_distrib, rank_distrib
 from dml_nb.data import load_data, split_by_class
-from dml_nb.distributed import distributed
-from dml_nb.learner import metric_dataloaders, metric_learner
+from dml_nb.training import distributed, metric_dataloaders, metric_learner
 from dml_nb.losses import MultiSimilarity
 
 digits = load_data('digits')

@@ -19,11 +19,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from dml_nb import check, embedding
+from dml_nb import check
+from dml_nb.training import embedding
 from dml_nb.check import test_same as same
-from dml_nb.data import ImageFiles, ImageSet, _Transformed, load_data, split_by_image
-from dml_nb.embedding import Embedder, Features, create_embedder, load_embedder, save_embedder
-from dml_nb.learner import metric_dataloaders, metric_learner
+from dml_nb.data import ImageSet, load_data, split_by_image
+from dml_nb.data.sources import ImageFiles, _Transformed
+from dml_nb.training import (
+    Embedder, Features, create_embedder, load_embedder, metric_dataloaders, metric_learner,
+    save_embedder)
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 folder_of_weights = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'weights'
@@ -361,7 +364,7 @@ KILLED = """
 import sys, torch
 torch.set_num_threads(1)
 from dml_nb.data import load_data
-from dml_nb.embedding import Features, create_embedder, save_embedder
+from dml_nb.training import Features, create_embedder, save_embedder
 digits = load_data('digits').subset(range(64))
 for seed in range(10**6):
     embedder = create_embedder('lenet', 16, 1, size=8, seed=seed)

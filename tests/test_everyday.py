@@ -14,15 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
-from dml_nb import check, everyday
+from dml_nb import check
+from dml_nb.search import everyday
 from dml_nb.check import one_writer
 from dml_nb.data import ImageSet
-from dml_nb.embedding import create_embedder, load_embedder, save_embedder
-from dml_nb.everyday import (
-    careful_learner, embed_readable, held_back_of, hold_back, index_folder, load_pictures,
-    search_folder, search_page, train_embedder)
-from dml_nb.index import _INDEX, EmbeddingIndex
-from dml_nb.learner import MetricLearner
+from dml_nb.training import create_embedder, load_embedder, save_embedder
+from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
+from dml_nb.search.everyday import (
+    careful_learner, embed_readable, held_back_of, hold_back, search_page)
+from dml_nb.search import EmbeddingIndex
+from dml_nb.search.index import _INDEX
+from dml_nb.training.learner import MetricLearner
 from dml_nb.losses import MultiSimilarity, ProxyAnchor
 
 pytestmark = pytest.mark.usefixtures('one_thread')

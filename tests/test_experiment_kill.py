@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dml_nb.experiment import Recipe, run_many, sweep
+from dml_nb.experiments import Recipe, run_many, sweep
 
 pytestmark = [
     pytest.mark.long,
@@ -31,7 +31,7 @@ WATCHED = replace(
 #: A run that waits at a step, if one is given, so that it cannot end before it is killed.
 RUN = """
 import json, sys, time
-from dml_nb import experiment
+from dml_nb.experiments import trial as experiment
 experiment.CHECKPOINT_STEPS = 4
 folder, fields, waits = sys.argv[1:]
 
@@ -49,7 +49,7 @@ print(json.dumps({key: value for key, value in result.items() if key != 'seconds
 """
 SWEEP = """
 import json, sys
-from dml_nb import experiment
+from dml_nb.experiments import trial as experiment
 if __name__ == '__main__':
     folder, *recipes = sys.argv[1:]
     recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
@@ -58,7 +58,7 @@ if __name__ == '__main__':
 #: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
 DEADLY = """
 import os, signal
-from dml_nb import experiment
+from dml_nb.experiments import trial as experiment
 
 
 class Unsendable(Exception):

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb.distributed import distributed
+from dml_nb.training import distributed
 from dml_nb.losses import InfoNCE, SigLIP
-from dml_nb.memory import Temperature
+from dml_nb.training import Temperature
 '''
 AFTER = '''
 dist.init_process_group('gloo')

@@ -20,8 +20,8 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from dml_nb import check
-from dml_nb.index import _INDEX as index_store
-from dml_nb.index import EmbeddingIndex
+from dml_nb.search.index import _INDEX as index_store
+from dml_nb.search import EmbeddingIndex
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
 needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
@@ -721,7 +721,7 @@ def test_another_library_that_patches_faiss_changes_nothing():
     script = """
 import {}
 import torch
-from dml_nb.index import EmbeddingIndex
+from dml_nb.search import EmbeddingIndex
 z = torch.randn(1200, 8, generator=torch.Generator().manual_seed(0))
 for kind in ('flat', 'hnsw', 'ivfpq'):
     index = EmbeddingIndex(8, kind)

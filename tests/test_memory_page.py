@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from dml_nb.core import unit
 from dml_nb.losses import Binomial, MultiSimilarity
-from dml_nb.memory import CrossBatchMemory, GradientCache
+from dml_nb.training import CrossBatchMemory, GradientCache
 torch.set_num_threads(1)
 rank, world, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group('gloo', init_method=f'file://{file}', rank=rank, world_size=world)

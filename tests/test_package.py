@@ -30,8 +30,8 @@ def settings():
     ('dml_nb.core', heavy),
     ('dml_nb.weighting', heavy),
     ('dml_nb.losses', heavy),
-    ('dml_nb.distributed', heavy),
-    ('dml_nb.embedding', ('fastai', 'torchvision'))])
+    ('dml_nb.training.distribution', heavy),
+    ('dml_nb.training.embedding', ('fastai', 'torchvision'))])
 def test_imports_are_light(module, unwanted):
     code = f'import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))'
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)

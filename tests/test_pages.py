@@ -16,7 +16,7 @@ pages = sorted((root/'nbs').glob('*.ipynb'))
 sources = sorted(file for folder in ('dml_nb', 'tests', 'tools')
                  for file in (root/folder).rglob('*.py') if file.name != '_modidx.py')
 #: Where a page cannot have the name of its module: `index.html` is the first page of the site.
-OTHER_NAMES = {'43_embedding_index': 'index'}
+OTHER_NAMES = {'57_search.index': 'index'}
 each_page = pytest.mark.parametrize('page', pages, ids=lambda p: p.stem)
 each_source = pytest.mark.parametrize('file', sources, ids=lambda p: str(p.relative_to(root)))
 
@@ -224,7 +224,7 @@ def test_long_tables_are_folded(page):
     assert max((len(table.splitlines()) for table in tables), default=0) <= 54
 
 
-@pytest.mark.parametrize('stem', ['62_benchmark', '83_results'])
+@pytest.mark.parametrize('stem', ['62_experiments.benchmark', '83_results'])
 def test_labels_of_measurements_can_be_read(stem):
     "Pictures are no wider than the column of the site, so that it does not shrink their labels"
     page = root/'nbs'/f'{stem}.ipynb'

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from papers import misquoted, record_of
 
-from dml_nb.experiment import Recipe, run
+from dml_nb.experiments import Recipe, run
 from dml_nb.papers import discrepancy
 from dml_nb.papers.exhibits import by_recipe, find_exhibits, key_of, scores
 

@@ -7,7 +7,7 @@ import pytest
 from layouts import made_up_products
 from papers import misquoted, record_of
 
-from dml_nb.experiment import run
+from dml_nb.experiments import run
 from dml_nb.papers import adapted
 from dml_nb.papers.exhibits import made_up_birds, one_step
 

@@ -7,7 +7,7 @@ import pytest
 from layouts import made_up_cars
 from papers import misquoted, needs_data, record_of, text_of
 
-from dml_nb.experiment import run
+from dml_nb.experiments import run
 from dml_nb.papers.concordance import CLAIMS, EXHIBITS
 from dml_nb.papers.exhibits import differs, key_of
 

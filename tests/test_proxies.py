@@ -12,14 +12,14 @@ from fastai.callback.schedule import fit_one_cycle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb import experiment, losses
+from dml_nb import losses
+from dml_nb.experiments import trial as experiment
 from dml_nb.data import load_data, split_by_class, split_by_image
-from dml_nb.distributed import distributed
-from dml_nb.learner import metric_dataloaders, metric_learner
+from dml_nb.training import distributed, metric_dataloaders, metric_learner
 from dml_nb.losses import contrastive, proxies
 from dml_nb.losses.multisimilarity import MultiSimilarity
-from dml_nb.memory import CrossBatchMemory
-from dml_nb.recovery import Checkpoints, finished_folders
+from dml_nb.training import Checkpoints, CrossBatchMemory
+from dml_nb.training.recovery import finished_folders
 
 KINDS = ['ProxyNCA', 'NormalizedSoftmax', 'CosFace', 'ArcFace', 'SubCenterArcFace', 'SoftTriple',
          'ProxyAnchor']

@@ -25,21 +25,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb import check, recovery
+from dml_nb import check
+from dml_nb.training import recovery
 from dml_nb.check import write_atomically
 from dml_nb.data import load_data
-from dml_nb.distributed import distributed
-from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
+from dml_nb.training import distributed, metric_dataloaders, metric_learner
+from dml_nb.training.learner import shift_images
 from dml_nb.losses import MultiSimilarity, SemiHard, Triplet
-from dml_nb.memory import CrossBatchMemory
-from dml_nb.recovery import (
-    Checkpoints, finished_folders, read_state, remove_folder, tracker_states)
+from dml_nb.training import Checkpoints, CrossBatchMemory
+from dml_nb.training.recovery import finished_folders, read_state, remove_folder, tracker_states
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
 needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
 if forked:                      # ranks come of a process that has run nothing: of threads that other
     served = multiprocessing.get_context('forkserver')      # tests left here they would get the locks
-    served.set_forkserver_preload(['dml_nb.recovery', 'dml_nb.memory', 'fastai.distributed'])
+    served.set_forkserver_preload(['dml_nb.training.recovery', 'dml_nb.training.memory', 'fastai.distributed'])
 
 
 def learner(path):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dml_nb.retrieval import evaluate, paired
+from dml_nb.evaluation import evaluate, paired
 
 KS = (1, 2, 5)
 
@@ -159,7 +159,7 @@ def test_paired_needs_the_same_queries():
 MEMORY = """
 import sys, threading, time
 import numpy as np, torch
-from dml_nb.retrieval import evaluate
+from dml_nb.evaluation import evaluate
 
 def held():        # MiB of memory that is not a file's
     lines = open('/proc/self/status').read().splitlines()

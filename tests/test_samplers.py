@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dml_nb.samplers import ClassBatchSampler
+from dml_nb.data import ClassBatchSampler
 
 steady = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -6,7 +6,7 @@ import torch
 
 from dml_nb.check import check_weights, test_same as same
 from dml_nb.core import similarities, unit
-from dml_nb.distributed import share_of_gradient
+from dml_nb.training.distribution import share_of_gradient
 from dml_nb.losses import (
     DRO, Angular, ClassDiscrepancy, DistanceWeighted, MarginLoss, MultiSimilarity, RandomTriplets,
     SemiHard, Triplet)

@@ -160,7 +160,7 @@ def test_registering_a_loss_is_one_line():
 
 
 def test_a_registered_loss_is_there_at_once(monkeypatch):
-    from dml_nb.experiment import Recipe
+    from dml_nb.experiments import Recipe
     entry = LOSSES['contrastive']
     monkeypatch.setitem(LOSSES, 'another', entry)
     assert Recipe(loss='another').loss == 'another'

@@ -104,7 +104,7 @@ def test_each_name_is_documented_once(page):
     shown = [source for source in processed(page, add_show_docs, *named)
              if source.startswith('show_doc(')]
     assert len(shown) == len(set(shown)), [call for call in shown if shown.count(call) > 1]
-    if page.name == '50_embedding.ipynb':
+    if page.name == '50_training.embedding.ipynb':
         assert 'show_doc(Embedder.frozen)' in shown
 
 

@@ -15,12 +15,13 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from dml_nb.browse import Collection, create_app
+from dml_nb.search.browser import Collection, create_app
 from dml_nb.check import one_writer, write_atomically
 from dml_nb.cli import app
 from dml_nb.data import ImageSet
-from dml_nb.embedding import create_embedder, load_embedder, save_embedder
-from dml_nb.everyday import index_folder, loss_text, open_search, train_embedder
+from dml_nb.training import create_embedder, load_embedder, save_embedder
+from dml_nb.search import index_folder, train_embedder
+from dml_nb.search.everyday import loss_text, open_search
 from dml_nb.losses import Contrastive, MultiSimilarity
 
 forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None

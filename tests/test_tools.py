@@ -198,7 +198,7 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
     assert said.count('nothing was trained') == 2
     for name in ('weights/squeezenet1_1', 'cub-50', 'cars196-train-crops', 'omniglot'):
         assert name in said and str(tmp_path) in said
-    monkeypatch.setitem(sys.modules, 'dml_nb.learner', None)
+    monkeypatch.setitem(sys.modules, 'dml_nb.training.learner', None)
     assert small('finetune', tmp_path) is None
     assert 'fastai cannot be imported' in capsys.readouterr().out
 

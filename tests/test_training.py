@@ -19,12 +19,13 @@ from fastai.vision.data import ImageDataLoaders
 from PIL import Image
 from torch import nn
 
-from dml_nb import experiment
-from dml_nb.callbacks import MultiSimilarityCallback
+from dml_nb.experiments import trial as experiment
+from dml_nb.training import MultiSimilarityCallback
 from dml_nb.check import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
-from dml_nb.embedding import create_embedder, load_embedder, save_embedder
-from dml_nb.learner import metric_dataloaders, metric_learner, shift_images
+from dml_nb.training import (
+    create_embedder, load_embedder, metric_dataloaders, metric_learner, save_embedder)
+from dml_nb.training.learner import shift_images
 from dml_nb.losses import MultiSimilarity, Triplet
 from dml_nb.losses.catalogue import LOSSES
 
@@ -204,8 +205,7 @@ def test_a_script_trains_searches_for_a_rate_shows_and_saves(tmp_path):
         import warnings
         from fastai.learner import load_learner
         from dml_nb.data import load_data, split_by_class
-        from dml_nb.embedding import load_embedder, save_embedder
-        from dml_nb.learner import metric_dataloaders, metric_learner
+        from dml_nb.training import load_embedder, metric_dataloaders, metric_learner, save_embedder
         from dml_nb.losses import Triplet
 
         if __name__ == '__main__':
@@ -274,7 +274,7 @@ def test_without_the_other_library_a_recipe_says_so(monkeypatch):
 
 
 def test_options_of_the_embedder_are_passed_on(parts, monkeypatch):
-    from dml_nb import learner
+    from dml_nb.training import learner
     given = {}
 
     def create(arch, dim, channels, **options):

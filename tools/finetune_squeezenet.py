@@ -35,11 +35,12 @@ from PIL import Image
 
 from dml_nb.check import write_json
 from dml_nb.data import load_data
-from dml_nb.embedding import create_embedder, local_weights
-from dml_nb.experiment import interval
-from dml_nb.learner import metric_dataloaders, metric_learner
+from dml_nb.training import create_embedder
+from dml_nb.training.embedding import local_weights
+from dml_nb.experiments import interval
+from dml_nb.training import metric_dataloaders, metric_learner
 from dml_nb.losses import MultiSimilarity
-from dml_nb.retrieval import evaluate
+from dml_nb.evaluation import evaluate
 
 SETTINGS = dict(
     net='squeezenet1_1', size=112, fit='squash', pooling='average', head=None,

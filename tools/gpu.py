@@ -138,9 +138,11 @@ def compiled(device, small):
 
 def omniglot(device, small):
     "The recipe of the page on the Learner, whose file for a CPU is results/omniglot.json"
-    from dml_nb.data import load_data, turn_classes
-    from dml_nb.experiment import measure
-    from dml_nb.learner import jitter_images, metric_dataloaders, metric_learner
+    from dml_nb.data import load_data
+    from dml_nb.data.sources import turn_classes
+    from dml_nb.experiments.trial import measure
+    from dml_nb.training import metric_dataloaders, metric_learner
+    from dml_nb.training.learner import jitter_images
     from dml_nb.losses import NPairs
     images = load_data('omniglot', size=20)
     known, unseen = (images.subset(images.split == part) for part in ('train', 'test'))
@@ -190,7 +192,7 @@ def lacking(pattern):
 def trainable(step):
     "Whether a step can train; says what is missing"
     try:
-        import dml_nb.learner                                           # noqa: F401
+        import dml_nb.training.learner                                           # noqa: F401
     except ImportError as error:
         print(f'{step}: fastai cannot be imported ({error}): nothing was trained')
         return False

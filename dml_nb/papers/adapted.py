@@ -31,14 +31,14 @@ from sklearn.metrics import silhouette_samples
 from torch import Tensor
 
 from ..core import similarities, unit
-from ..data import ImageSet, load_data
-from ..experiment import (
+from ..data.sources import ImageSet, load_data
+from ..experiments.trial import (
     Recipe, Shelf, fit, interval, kept_path, load_images, run_key, set_fields)
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
 from .exhibits import Claim, Exhibit, kept, pick, ready
-from ..retrieval import evaluate
-from ..samplers import ClassBatchSampler
+from ..evaluation.retrieval import evaluate
+from ..data.samplers import ClassBatchSampler
 
 # %% ../../nbs/73_papers.adapted.ipynb #2050d4e2
 _TABLE1 = {

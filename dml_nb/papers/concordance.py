@@ -25,8 +25,8 @@ import torch
 from scipy.stats import spearmanr
 
 from ..core import unit
-from ..data import load_data
-from ..experiment import Recipe, Shelf, fit, interval
+from ..data.sources import load_data
+from ..experiments.trial import Recipe, Shelf, fit, interval
 from ..losses.concordance import CIT, concordance, generalization_bound
 from .exhibits import Claim, Exhibit, key_of, printed_rows, ready, slim
 

@@ -9,7 +9,7 @@ and STL, with clean and with wrong labels. S. K. Roy, Y. Han, M. Harandi and L. 
 *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022,
 [arXiv:2209.06469](https://arxiv.org/abs/2209.06469); formulas and proofs are on the pages on
 [transport](21_transport.ipynb), [class-wise discrepancy](22_losses.discrepancy.ipynb) and [label
-noise](32_noise.ipynb).
+noise](32_data.noise.ipynb).
 
 Docs: https://dml-nb.github.io/dml_nb/papers.discrepancy.html.md"""
 
@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from ..data import ImageSet, load_data, split_by_image
-from ..embedding import create_embedder
-from ..experiment import (
+from ..data.sources import ImageSet, load_data, split_by_image
+from ..training.embedding import create_embedder
+from ..experiments.trial import (
     Recipe, Shelf, choose, interval, kept_run, paired_interval, recipe_loss, run_path, welch)
-from ..noise import asymmetric_noise, symmetric_noise
+from ..data.noise import asymmetric_noise, symmetric_noise
 from .exhibits import (
     Claim, Exhibit, adding_up, by_recipe, kept, key_of, printed_rows, scores)
 

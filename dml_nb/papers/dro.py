@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..experiment import Recipe, interval
+from ..experiments.trial import Recipe, interval
 from ..losses import (
     DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity)
 from ..losses.dro import MarginPair, SemiHardPairs, Uniform

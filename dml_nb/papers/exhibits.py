@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from ..check import write_atomically
-from ..experiment import (
+from ..experiments.trial import (
     Recipe, Shelf, class_count, interval, recipe_callback, recipe_learner, recipe_loaders,
     recipe_parts, reproducible, run, run_many)
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from fastai.callback.core import Callback
 
-from ..experiment import Recipe, Shelf, fit, interval, kept_path, run_key
+from ..experiments.trial import Recipe, Shelf, fit, interval, kept_path, run_key
 from ..losses.catalogue import LOSSES
 from ..losses.multisimilarity import MultiSimilarityMiner, similarities_seen
 from .exhibits import (

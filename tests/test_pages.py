@@ -15,8 +15,6 @@ root = Path(__file__).resolve().parents[1]
 pages = sorted((root/'nbs').glob('*.ipynb'))
 sources = sorted(file for folder in ('dml_nb', 'tests', 'tools')
                  for file in (root/folder).rglob('*.py') if file.name != '_modidx.py')
-#: Where a page cannot have the name of its module: `index.html` is the first page of the site.
-OTHER_NAMES = {'57_search.index': 'index'}
 each_page = pytest.mark.parametrize('page', pages, ids=lambda p: p.stem)
 each_source = pytest.mark.parametrize('file', sources, ids=lambda p: str(p.relative_to(root)))
 
@@ -56,15 +54,29 @@ def module_numbers():
     return found
 
 
+@cache
+def public_names():
+    "{'dml_nb.data.load_data': 'dml_nb.data.sources', ...}: what the chapters load, and whence"
+    found = {}
+    for file in (root/'dml_nb').glob('*/__init__.py'):
+        chapter = f'dml_nb.{file.parent.name}'
+        for node in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.keyword) and node.arg == 'submod_attrs':
+                for module, names in ast.literal_eval(node.value).items():
+                    found |= {f'{chapter}.{name}': f'{chapter}.{module}' for name in names}
+    return found
+
+
 def imported(tree):
     """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a
-    module where there is one"""
+    module where there is one, and a public name of a chapter its module"""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             within = [f'{node.module}.{alias.name}' for alias in node.names]
-            names = [name if name in module_numbers() else node.module for name in within]
+            names = [name if name in module_numbers() else public_names().get(name, node.module)
+                     for name in within]
         else:
             continue
         yield from (name for name in names if name.split('.')[0] == 'dml_nb')
@@ -78,7 +90,7 @@ def stars(tree):
 
 @each_page
 def test_imports_lower_pages_only(page):
-    name = OTHER_NAMES.get(page.stem, page.stem.partition('_')[2])
+    name = page.stem.partition('_')[2]
     known, own = module_numbers(), {f'dml_nb.{name}'}
     asked = {name for _, _, tree, _ in code_cells(page) for name in imported(tree)} - own
     assert asked <= known.keys(), f'exported by no page: {sorted(asked - known.keys())}'
@@ -91,7 +103,7 @@ def test_module_is_named_after_the_page(page):
     sources = '\n'.join(source for source, *_ in code_cells(page))
     names = re.findall(r'^#\|\s*default_exp\s+(\S+)', sources, re.M)
     exports = any(flags & {'export', 'exports', 'exporti'} for _, flags, _, _ in code_cells(page))
-    expected = OTHER_NAMES.get(page.stem, page.stem.partition('_')[2])
+    expected = page.stem.partition('_')[2]
     assert names == ([expected] if exports else [])
 
 

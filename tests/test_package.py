@@ -10,12 +10,13 @@ from importlib.metadata import (
     PackageNotFoundError, entry_points, packages_distributions, requires)
 from pathlib import Path
 
+import networkx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from test_pages import code_cells, pages
+from test_pages import code_cells, pages, public_names
 
-from dml_nb.check import commit
+from dml_nb.check import commit, imported_modules
 
 root = Path(__file__).resolve().parents[1]
 heavy = 'fastai', 'faiss', 'matplotlib', 'sympy', 'sklearn', 'torchvision', 'typer'
@@ -114,6 +115,30 @@ def test_readme_is_current():
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(r'\]\((?!https?:)([^)#]+)', (root/'README.md').read_text(encoding='utf-8'))
     assert len(links) > 100 and not [link for link in links if not (root/link).is_file()]
+
+def imports_of_modules():
+    "(module, what it imports of this package): 'dml_nb.data.noise', 'dml_nb.core.as_labels'"
+    for file in (root/'dml_nb').rglob('*.py'):
+        module = '.'.join(file.relative_to(root).with_suffix('').parts)
+        tree = ast.parse(file.read_text(encoding='utf-8'))
+        yield from ((module, name) for name in imported_modules(tree, module))
+
+def test_the_diagram_shows_the_rooms_as_they_are():
+    guide = (root/'CONTRIBUTING.md').read_text(encoding='utf-8')
+    drawn = re.findall(r'^    (\w+) --> (\w+)$', guide, re.M)
+    pairs = {(used.split('.')[1], module.split('.')[1]) for module, used in imports_of_modules()}
+    rooms = {room for _, room in pairs if not room.startswith('_')}
+    rooms |= {'core'}                                        # which imports nothing of ours
+    imports = networkx.DiGraph((used, room) for used, room in pairs
+                               if {used, room} <= rooms and used != room)
+    assert networkx.is_directed_acyclic_graph(imports)
+    assert set(drawn) == set(networkx.transitive_reduction(imports).edges)
+    described = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (`.+?) \|', guide, re.M)))
+    assert set(described) == set(imports)
+
+def test_modules_import_from_where_a_name_is_defined():
+    "Chapters load names lazily; the hash of the code that made a result follows modules alone"
+    assert not [(module, name) for module, name in imports_of_modules() if name in public_names()]
 
 @pytest.mark.long
 def test_the_guide_to_a_loss_runs():

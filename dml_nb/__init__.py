@@ -12,8 +12,13 @@ Modules:
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
+- `dml_nb.experiments.compare`: Two questions for each loss and seed, and means with intervals.
+- `dml_nb.experiments.recipe`: A recipe says everything that decides the numbers of a training, and goes through JSON.
 - `dml_nb.experiments.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
-- `dml_nb.experiments.trial`: The same recipe gives the same result, and several seeds give an interval.
+- `dml_nb.experiments.statistics`: Several seeds give an interval, and a difference is held against its own.
+- `dml_nb.experiments.store`: A finished run is a file, named by a hash of everything that decides its numbers.
+- `dml_nb.experiments.sweeps`: A grid of settings, run in several processes, and the best setting by the validation classes.
+- `dml_nb.experiments.trial`: The same recipe gives the same result.
 - `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, as a loss.
 - `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
 - `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.

@@ -24,7 +24,7 @@ from typer.main import get_command
 import dml_nb
 from dml_nb import check
 from dml_nb.data import sources as data
-from dml_nb.experiments import benchmark, trial as experiment
+from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import browser as pages, everyday
 from dml_nb.check import one_writer
 from dml_nb.cli import app, main
@@ -568,8 +568,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     seen = []
     (tmp_path/'photos').mkdir()
     reading = arriving(data, 'load_data', shades)
-    monkeypatch.setattr(experiment, 'run_all', run_all)
-    accepting = arriving(experiment, 'other_code', nullcontext(experiment.OtherCode(False)))
+    monkeypatch.setattr(compare, 'run_all', run_all)
+    accepting = arriving(store, 'other_code', nullcontext(store.OtherCode(False)))
     less = pressed('compare', '--fresh', '--accept-other-code')
     assert is_one_line(less, 'fresh is False', 'folder is out/runs')
     assert accepting == dict(accepted=False)
@@ -587,7 +587,7 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
 def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
     result = dict(scale='medium', rows=[], trainings=2, seconds=3.)
     measuring = arriving(Exhibit, 'reproduce', result)
-    accepting = arriving(experiment, 'other_code', nullcontext(experiment.OtherCode(False)))
+    accepting = arriving(store, 'other_code', nullcontext(store.OtherCode(False)))
     found = json.loads(pressed('reproduce').stdout)
     assert accepting == dict(accepted=True)
     assert [each['key'] for each in found] == ['003/figure5a', '003/figure5b']
@@ -727,7 +727,7 @@ def test_each_command_that_writes_refuses_a_second_one(
         monkeypatch.setattr(place, name, lambda *given, **named: pytest.fail('it began'))
 
     for place, function in ((everyday, 'train_embedder'), (everyday, 'embed_readable'),
-                            (Embedder, 'embed'), (experiment, 'run_all'),
+                            (Embedder, 'embed'), (compare, 'run_all'),
                             (Exhibit, 'reproduce'), (benchmark, 'bench')):
         begin(place, function)
     arriving(data, 'load_data', shades)

@@ -31,34 +31,34 @@ WATCHED = replace(
 #: A run that waits at a step, if one is given, so that it cannot end before it is killed.
 RUN = """
 import json, sys, time
-from dml_nb.experiments import trial as experiment
-experiment.CHECKPOINT_STEPS = 4
+from dml_nb.experiments import Recipe, trial
+trial.CHECKPOINT_STEPS = 4
 folder, fields, waits = sys.argv[1:]
 
 
-class Waits(experiment.QuietCheckpoints):
+class Waits(trial.QuietCheckpoints):
     def after_batch(self):
         super().after_batch()
         if self.training and str(self.train_iter) == waits:
             time.sleep(600)
 
 
-experiment.QuietCheckpoints = Waits
-result = experiment.run(experiment.Recipe(**json.loads(fields)), device='cpu', folder=folder)
+trial.QuietCheckpoints = Waits
+result = trial.run(Recipe(**json.loads(fields)), device='cpu', folder=folder)
 print(json.dumps({key: value for key, value in result.items() if key != 'seconds'}))
 """
 SWEEP = """
 import json, sys
-from dml_nb.experiments import trial as experiment
+from dml_nb.experiments import Recipe, run_many
 if __name__ == '__main__':
     folder, *recipes = sys.argv[1:]
-    recipes = [experiment.Recipe(**json.loads(fields)) for fields in recipes]
-    experiment.run_many(recipes, folder, workers=2, progress=False)
+    recipes = [Recipe(**json.loads(fields)) for fields in recipes]
+    run_many(recipes, folder, workers=2, progress=False)
 """
 #: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
 DEADLY = """
 import os, signal
-from dml_nb.experiments import trial as experiment
+from dml_nb.experiments import trial
 
 
 class Unsendable(Exception):
@@ -66,7 +66,7 @@ class Unsendable(Exception):
         super().__init__(response)
 
 
-def run_on(recipe, *args, run_on=experiment.run_on):
+def run_on(recipe, *args, run_on=trial.run_on):
     if recipe.seed == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if recipe.seed == 2:
@@ -74,7 +74,7 @@ def run_on(recipe, *args, run_on=experiment.run_on):
     return run_on(recipe, *args)
 
 
-experiment.run_on = run_on                                  # in each process, which reads this file
+trial.run_on = run_on                                       # in each process, which reads this file
 """ + SWEEP
 #: One that calls `run_many` wherever it is read.
 UNGUARDED = SWEEP.replace("if __name__ == '__main__':", 'if True:')

@@ -236,7 +236,7 @@ def test_long_tables_are_folded(page):
     assert max((len(table.splitlines()) for table in tables), default=0) <= 54
 
 
-@pytest.mark.parametrize('stem', ['62_experiments.benchmark', '83_results'])
+@pytest.mark.parametrize('stem', ['67_experiments.benchmark', '83_results'])
 def test_labels_of_measurements_can_be_read(stem):
     "Pictures are no wider than the column of the site, so that it does not shrink their labels"
     page = root/'nbs'/f'{stem}.ipynb'

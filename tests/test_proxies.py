@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dml_nb import losses
-from dml_nb.experiments import trial as experiment
+from dml_nb.experiments import Recipe, run
+from dml_nb.experiments.recipe import make_loss
 from dml_nb.data import load_data, split_by_class, split_by_image
 from dml_nb.training import distributed, metric_dataloaders, metric_learner
 from dml_nb.losses import contrastive, proxies
@@ -221,12 +222,12 @@ def test_recipes_fill_in_classes_and_dimension():
     digits = load_data('digits')
     shared = dict(epochs=1, dim=8, split='class', classes=5)
     slow, fast, again = [
-        experiment.run(experiment.Recipe('arcface', dict(scale=16., loss_lr=rate), **shared), digits,
-                       device='cpu') for rate in (1., 30., 30.)]
+        run(Recipe('arcface', dict(scale=16., loss_lr=rate), **shared), digits, device='cpu')
+        for rate in (1., 30., 30.)]
     assert fast['trained'] == again['trained'] != slow['trained'] != slow['untrained']
     assert fast['untrained'] == slow['untrained']
     with pytest.raises(ValueError, match='loss_lr'):
-        experiment.Recipe('arcface', dict(loss_lr=0.))
+        Recipe('arcface', dict(loss_lr=0.))
 
 
 @pytest.mark.usefixtures('one_thread')
@@ -246,7 +247,7 @@ def test_boundaries_are_learnt_for_classes_of_any_number():
     with pytest.raises(ValueError, match='classes: at least the 5 classes of training are wanted'):
         metric_learner(dls, 'small_convnet', losses.MarginLoss(classes=2), 16)
     for recipe in ('margin_loss', dict(classes=5)), ('arcface', dict(classes=7)):
-        assert experiment.make_loss(*recipe, 5, 16).classes == recipe[1]['classes']
+        assert make_loss(*recipe, 5, 16).classes == recipe[1]['classes']
 
 
 def test_boundaries_in_blocks_are_not_made_at_once():

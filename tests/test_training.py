@@ -19,7 +19,7 @@ from fastai.vision.data import ImageDataLoaders
 from PIL import Image
 from torch import nn
 
-from dml_nb.experiments import trial as experiment
+from dml_nb.experiments import Recipe, compare, run, store, trial
 from dml_nb.training import MultiSimilarityCallback
 from dml_nb.check import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
@@ -61,23 +61,41 @@ def test_workers_that_fetch_ahead_change_nothing(parts):
 
 @pytest.mark.parametrize('facts', ['versions', 'machine'])
 def test_other_versions_and_machines_are_other_runs(facts, monkeypatch):
-    recipe = experiment.Recipe()
-    key = experiment.run_key(recipe, 'data')
-    now = getattr(experiment, facts)()
-    monkeypatch.setattr(experiment, facts, lambda: dict(now))
-    assert experiment.run_key(recipe, 'data') == key
+    recipe = Recipe()
+    key = store.run_key(recipe, 'data')
+    now = getattr(store, facts)()
+    monkeypatch.setattr(store, facts, lambda: dict(now))
+    assert store.run_key(recipe, 'data') == key
     name = 'torch' if facts == 'versions' else 'cpu'
-    monkeypatch.setattr(experiment, facts, lambda: now | {name: 'another'})
-    assert experiment.run_key(recipe, 'data') != key
+    monkeypatch.setattr(store, facts, lambda: now | {name: 'another'})
+    assert store.run_key(recipe, 'data') != key
+
+
+def test_the_hash_of_the_code_covers_all_that_trains(monkeypatch):
+    "And not what only makes recipes, or reads results"
+    code_hash = store.code_hash.__wrapped__                 # reads anew
+    imported, read = code_hash.__globals__['imported_modules'], set()
+
+    def imported_by(tree, module, package=False):
+        read.add(module.removeprefix('dml_nb.'))
+        return imported(tree, module, package)
+
+    monkeypatch.setitem(code_hash.__globals__, 'imported_modules', imported_by)
+    code_hash()
+    assert read >= {
+        'experiments.recipe', 'experiments.store', 'experiments.trial', 'training.learner',
+        'training.callbacks', 'training.memory', 'data.samplers', 'data.noise', 'weighting',
+        'evaluation.retrieval', 'losses.dro', 'losses.catalogue', 'losses.triplet', 'transport'}
+    assert not read & {'experiments.sweeps', 'experiments.compare', 'experiments.report', 'cli'}
 
 
 def test_all_recipes_are_checked_before_the_first_training(parts, monkeypatch, tmp_path):
     def trained(*args):
         raise AssertionError('a training began')
-    monkeypatch.setattr(experiment, 'run_on', trained)
-    fits, misfits = experiment.Recipe(), experiment.Recipe(split='class', classes=6)
+    monkeypatch.setattr(trial, 'run_on', trained)
+    fits, misfits = Recipe(), Recipe(split='class', classes=6)
     with pytest.raises(ValueError, match='at most 5'):
-        experiment.run_all([fits, fits, misfits], load_data('digits'), tmp_path)
+        compare.run_all([fits, fits, misfits], load_data('digits'), tmp_path)
 
 
 def test_a_full_disk_leaves_the_saved_embedder(tmp_path, monkeypatch):
@@ -243,8 +261,8 @@ def test_a_script_trains_searches_for_a_rate_shows_and_saves(tmp_path):
 def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
     pytest.importorskip('pytorch_metric_learning', reason=needs_peers)
     digits = load_data('digits')
-    recipe = experiment.Recipe(loss, options, epochs=1, dim=8, split='class', classes=5)
-    first, again = (experiment.run(recipe, digits, device='cpu') for _ in range(2))
+    recipe = Recipe(loss, options, epochs=1, dim=8, split='class', classes=5)
+    first, again = (run(recipe, digits, device='cpu') for _ in range(2))
     del first['seconds'], again['seconds']
     assert first == again and first['device'] == 'cpu'
     assert first['trained'] != first['untrained']
@@ -270,7 +288,7 @@ def test_class_weights_are_trained_for_the_classes_that_are_there(name, parts):
 def test_without_the_other_library_a_recipe_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning.losses', None)
     with pytest.raises(ValueError, match='pip install'):
-        experiment.Recipe('pml:SoftTripleLoss')
+        Recipe('pml:SoftTripleLoss')
 
 
 def test_options_of_the_embedder_are_passed_on(parts, monkeypatch):

@@ -2,8 +2,9 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    'trial': [
-        'Recipe', 'choose', 'interval', 'paired_interval', 'run', 'run_many', 'sweep', 'welch',
-    ],
+    'recipe': ['Recipe'],
+    'trial': ['run'],
+    'statistics': ['interval', 'paired_interval', 'welch'],
+    'sweeps': ['choose', 'run_many', 'sweep'],
     'benchmark': ['bench'],
 })

@@ -26,7 +26,10 @@ from scipy.stats import spearmanr
 
 from ..core import unit
 from ..data.sources import load_data
-from ..experiments.trial import Recipe, Shelf, fit, interval
+from ..experiments.recipe import Recipe
+from ..experiments.statistics import interval
+from ..experiments.store import Shelf
+from ..experiments.trial import fit
 from ..losses.concordance import CIT, concordance, generalization_bound
 from .exhibits import Claim, Exhibit, key_of, printed_rows, ready, slim
 

@@ -30,8 +30,11 @@ from threadpoolctl import threadpool_limits
 
 from ..data.sources import ImageSet, load_data, split_by_image
 from ..training.embedding import create_embedder
-from ..experiments.trial import (
-    Recipe, Shelf, choose, interval, kept_run, paired_interval, recipe_loss, run_path, welch)
+from ..experiments.recipe import Recipe, recipe_loss
+from ..experiments.statistics import interval, paired_interval, welch
+from ..experiments.store import Shelf, run_path
+from ..experiments.sweeps import choose
+from ..experiments.trial import kept_run
 from ..data.noise import asymmetric_noise, symmetric_noise
 from .exhibits import (
     Claim, Exhibit, adding_up, by_recipe, kept, key_of, printed_rows, scores)

@@ -26,7 +26,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..experiments.trial import Recipe, interval
+from ..experiments.recipe import Recipe
+from ..experiments.statistics import interval
 from ..losses import (
     DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity)
 from ..losses.dro import MarginPair, SemiHardPairs, Uniform

@@ -28,9 +28,11 @@ import numpy as np
 from PIL import Image
 
 from ..check import write_atomically
-from ..experiments.trial import (
-    Recipe, Shelf, class_count, interval, recipe_callback, recipe_learner, recipe_loaders,
-    recipe_parts, reproducible, run, run_many)
+from ..experiments.recipe import Recipe, class_count, recipe_callback
+from ..experiments.statistics import interval
+from ..experiments.store import Shelf
+from ..experiments.sweeps import run_many
+from ..experiments.trial import recipe_learner, recipe_loaders, recipe_parts, reproducible, run
 
 # %% ../../nbs/69_papers.exhibits.ipynb #c46b2b4c
 KINDS = 'holds', 'does not hold', 'undecided'

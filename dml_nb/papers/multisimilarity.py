@@ -26,7 +26,10 @@ import numpy as np
 import torch
 from fastai.callback.core import Callback
 
-from ..experiments.trial import Recipe, Shelf, fit, interval, kept_path, run_key
+from ..experiments.recipe import Recipe
+from ..experiments.statistics import interval
+from ..experiments.store import Shelf, kept_path, run_key
+from ..experiments.trial import fit
 from ..losses.catalogue import LOSSES
 from ..losses.multisimilarity import MultiSimilarityMiner, similarities_seen
 from .exhibits import (

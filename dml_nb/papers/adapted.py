@@ -32,8 +32,10 @@ from torch import Tensor
 
 from ..core import similarities, unit
 from ..data.sources import ImageSet, load_data
-from ..experiments.trial import (
-    Recipe, Shelf, fit, interval, kept_path, load_images, run_key, set_fields)
+from ..experiments.recipe import Recipe, load_images, set_fields
+from ..experiments.statistics import interval
+from ..experiments.store import Shelf, kept_path, run_key
+from ..experiments.trial import fit
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
 from .exhibits import Claim, Exhibit, kept, pick, ready

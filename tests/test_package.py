@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from test_pages import code_cells, pages
 
-from dml_nb.check import commit
+from dml_nb.support.results import commit
 
 root = Path(__file__).resolve().parents[1]
 heavy = 'fastai', 'faiss', 'matplotlib', 'sympy', 'sklearn', 'torchvision', 'typer'
@@ -27,9 +27,15 @@ def settings():
 
 @pytest.mark.long
 @pytest.mark.parametrize('module, unwanted', [
+    ('dml_nb.support.validate', heavy),
+    ('dml_nb.support.storage', (*heavy, 'torch')),
+    ('dml_nb.support.results', heavy),
     ('dml_nb.core', heavy),
     ('dml_nb.weighting', heavy),
+    ('dml_nb.proof', (*heavy, 'torch')),
+    ('dml_nb.proof.behaviour', heavy),
     ('dml_nb.losses', heavy),
+    ('dml_nb.search.index', ('fastai', 'sympy', 'matplotlib')),
     ('dml_nb.training.distribution', heavy),
     ('dml_nb.training.embedding', ('fastai', 'torchvision'))])
 def test_imports_are_light(module, unwanted):

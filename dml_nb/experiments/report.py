@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dml_nb
-from ..check import write_atomically
+from ..support.storage import write_atomically
 from ..data.sources import ImageSet
 from .trial import MEASURES, Recipe, split_images
 from ..plots import curves, retrieval_grid, scatter_embedding, style

@@ -60,10 +60,11 @@ from torch import Tensor, nn
 
 from .. import DEFAULT_LOSS
 from ..training import callbacks
-from ..check import code_hash, machine, versions, write_json
+from ..support.results import code_hash, machine, versions, write_json
 from ..evaluation.clustering import (
     clustering_scores, linear_probe, nearest_class_mean, spectral_variance)
-from ..core import check_number, similarities
+from ..core import similarities
+from ..support.validate import check_number
 from dml_nb.data.sources import (
     ImageSet, _name_and_path, crop_and_flip, load_data, split_by_class, split_by_image,
     turn_classes)
@@ -82,7 +83,7 @@ from ..evaluation.retrieval import evaluate
 from ..data.samplers import ClassBatchSampler
 from ..transport import MMD, SinkhornDivergence, Wasserstein
 from ..evaluation.verification import verify
-from ..weighting import check_choice, check_flag
+from ..support.validate import check_choice, check_flag
 
 # %% ../../nbs/60_experiments.trial.ipynb #653f6a7e
 #: Objects that a loss takes, by parameter and name.

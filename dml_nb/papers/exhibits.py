@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..check import write_atomically
+from ..support.storage import write_atomically
 from ..experiments.trial import (
     Recipe, Shelf, class_count, interval, recipe_callback, recipe_learner, recipe_loaders,
     recipe_parts, reproducible, run, run_many)

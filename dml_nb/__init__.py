@@ -2,7 +2,6 @@
 
 Modules:
 
-- `dml_nb.check`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.cli`: `dml`: from a folder of pictures to a search, and losses against each other, in one line each.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
@@ -42,9 +41,15 @@ Modules:
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
 - `dml_nb.papers.multisimilarity`: The tables and claims of the multi-similarity paper, printed beside measured.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
+- `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line
+- `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives
+- `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.search.everyday`: Train on your own pictures, keep the best network, make an index, find like ones.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
+- `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
+- `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
+- `dml_nb.support.validate`: One form of message for every argument that does not fit
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
 - `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, fresh or pretrained, a head that places, and files that hold no code

@@ -501,7 +501,7 @@ def run_compare(
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             depth=depth, threads=threads)
-        from dml_nb.check import one_writer
+        from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell:
                 if 'on_error' in taken:                     # as `dml train`; warns and names one
@@ -550,7 +550,8 @@ def run_bench(
     earlier one of its name there, and a quick one stands beside a full one."""
     folder = writable_folder(out)                           # nothing heavy is loaded before this
     from dml_nb.experiments.benchmark import bench
-    from dml_nb.check import machine, one_writer
+    from dml_nb.support.results import machine
+    from dml_nb.support.storage import one_writer
     said = Console(stderr=True)
     try:
         with one_writer(folder):
@@ -756,7 +757,7 @@ def run_train(
         from dml_nb.search.everyday import check_body, load_pictures, train_embedder
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
-        from dml_nb.check import one_writer
+        from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell:
                 images = load_pictures(
@@ -926,7 +927,7 @@ def run_embed(
         given = Path(data.removeprefix('features:')).expanduser()
         if given.exists() and path.exists() and path.samefile(given):
             fail(f'--out: expected another file than the data, got {out}')
-        from dml_nb.check import one_writer, write_atomically
+        from dml_nb.support.storage import one_writer, write_atomically
         with one_writer(path.parent, path.name):
             embedder = load_model(model)
             images = pictures_for(embedder, data, depth)
@@ -1126,7 +1127,7 @@ def run_reproduce(
             else:
                 console.print(listing(found))
             return
-        from dml_nb.check import one_writer
+        from dml_nb.support.storage import one_writer
         with one_writer(folder):
             measured = measure_exhibits(
                 exhibit, scale, folder/'runs', workers, console, json_, accept_other_code)

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .core import (
-    check_embeddings, check_number, device_is_read, full_precision, inf, widen)
-from .weighting import OnlyOnce, check_choice, check_flag, settings
+from .core import check_embeddings, device_is_read, full_precision, inf, widen
+from .support.validate import check_number
+from .support.validate import check_choice, check_flag
+from .weighting import OnlyOnce, settings
 
 # %% ../nbs/21_transport.ipynb #1dfcbef7
 def row_scores(

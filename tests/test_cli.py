@@ -22,11 +22,11 @@ from starlette.testclient import TestClient
 from typer.main import get_command
 
 import dml_nb
-from dml_nb import check
+from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import browser as pages, everyday
-from dml_nb.check import one_writer
+from dml_nb.support.storage import one_writer
 from dml_nb.cli import app, main
 from dml_nb.training import Embedder, create_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
@@ -700,7 +700,7 @@ def test_ctrl_c_says_what_the_folder_holds_now(model, drawings, tmp_path, dml, m
             (arrays, 'file', 'after', 'is new, and whole'),
             (arrays, 'file', 'before', 'is the same as before')]:
         with monkeypatch.context() as patched:
-            place = everyday.EmbeddingIndex if what == 'index' else check
+            place = everyday.EmbeddingIndex if what == 'index' else storage
             stops(patched, place, 'save' if what == 'index' else 'write_atomically', when)
             run = dml(*command)
         assert run.returncode == 130 and said in run.stderr.splitlines()[-1], run.stderr

@@ -1,9 +1,13 @@
 "What the code of the package keeps to, so that it can be read from cold."
+import ast
 import inspect
 import tokenize
 from pathlib import Path
 
+from test_pages import public_names
+
 import dml_nb.losses
+from dml_nb.support.results import imported_modules
 from dml_nb.weighting import PairLoss
 
 root = Path(__file__).resolve().parents[1]
@@ -53,3 +57,17 @@ def test_functions_stay_where_they_were_defined():
         head, _, tail = line.partition(' = ')
         is_assignment = head[:1].isupper() and head.count('.') == 1 and tail.isidentifier()
         assert not is_assignment, f'{name}:{number}: {line}'
+
+
+def test_modules_import_from_where_a_name_is_defined():
+    """A chapter loads its public names when they are used, so an import from the chapter names no
+    module, and `code_hash`, which follows imports, would miss the code behind it"""
+    by_name = {}
+    for file in sorted((root/'dml_nb').rglob('*.py')):
+        parts = file.relative_to(root).with_suffix('').parts
+        package = parts[-1] == '__init__'
+        module = '.'.join(parts[:-1] if package else parts)
+        tree = ast.parse(file.read_text(encoding='utf-8'))
+        if found := imported_modules(tree, module, package) & set(public_names()):
+            by_name[module] = sorted(found)
+    assert public_names() and not by_name

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from dml_nb import weighting
-from dml_nb.check import test_same as same
+from dml_nb.proof import test_same as same
 from dml_nb.losses import (
     CIT, DROKL, Angular, ArcFace, BatchHard, ClassDiscrepancy, Contrastive, DROTopK, MarginLoss,
     MultiSimilarity, SoftTriple, Triplet)

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from dml_nb.check import standard_batches
+from dml_nb.proof.weights import standard_batches
 from dml_nb.core import similarities
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.weighting import PairLoss

@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from dml_nb import check
+from dml_nb.support import storage
 from dml_nb.training import embedding
-from dml_nb.check import test_same as same
+from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_image
 from dml_nb.data.sources import ImageFiles, _Transformed
 from dml_nb.training import (
@@ -399,13 +399,13 @@ def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
 def test_stopped_between_two_files_the_old_embedder_is_there(writes, tmp_path, monkeypatch):
     old, new = (create_embedder(dim=4, channels=1, size=8, seed=seed) for seed in (0, 1))
     save_embedder(old, tmp_path/'net')
-    write, done = check.write_atomically, []
+    write, done = storage.write_atomically, []
 
     def stopped(*args):
         if len(done) == writes:
             raise KeyboardInterrupt
         done.append(write(*args))
-    monkeypatch.setattr(check, 'write_atomically', stopped)
+    monkeypatch.setattr(storage, 'write_atomically', stopped)
     with pytest.raises(KeyboardInterrupt):
         save_embedder(new, tmp_path/'net')
     found = load_embedder(tmp_path/'net')
@@ -423,7 +423,7 @@ def rewrite(folder, change):
     facts = json.loads(file.read_text())
     facts.pop('sha256')
     change(facts)
-    facts['sha256'] = check.hash_of(facts)
+    facts['sha256'] = storage.hash_of(facts)
     file.write_text(json.dumps(facts))
 
 
@@ -443,7 +443,7 @@ def test_a_pickle_with_right_hashes_is_refused(saved, tmp_path):
     data = pickle.dumps(Trap())
     next(saved.glob('*.safetensors')).write_bytes(data)
     rewrite(saved, lambda facts: facts['files']['weights.safetensors'].update(
-        size=len(data), sha256=check.hash_of(data)))
+        size=len(data), sha256=storage.hash_of(data)))
     with pytest.raises(ValueError, match='expected weights that fit'):
         load_embedder(saved)
     assert not (tmp_path/'sprung').exists()

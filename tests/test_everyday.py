@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dml_nb import check
+from dml_nb.support import storage
 from dml_nb.search import everyday
-from dml_nb.check import one_writer
+from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
@@ -381,7 +381,7 @@ def best_answers(out, folder):
 def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_path, monkeypatch):
     "Never rows of one network beside the other: then the best similarities are about .5"
     old, new = models()
-    whole, done = check.write_atomically, []
+    whole, done = storage.write_atomically, []
     for failing in range(6):
         index_folder(old, folder, tmp_path)
         with monkeypatch.context() as patched:
@@ -393,7 +393,7 @@ def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_
                     raise stop(28, 'no space left')
                 whole(path, data)
 
-            patched.setattr(check, 'write_atomically', broken)
+            patched.setattr(storage, 'write_atomically', broken)
             try:
                 done.append(index_folder(new, folder, tmp_path)['pictures'])
             except stop:
@@ -435,7 +435,7 @@ def test_an_index_that_is_opened_changed_and_saved_keeps_its_network(folder, tmp
 @pytest.mark.long
 def test_one_writer_at_a_time(vectors, folder, tmp_path):
     "In another process, as two commands are; the lock ends with it, also if it is killed"
-    held = ('import sys, time; from dml_nb.check import one_writer\n'
+    held = ('import sys, time; from dml_nb.support.storage import one_writer\n'
             'with one_writer(sys.argv[1]): print("held", flush=True); time.sleep(600)')
     embedder = models()[0]
     index_folder(embedder, folder, tmp_path)

@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from dml_nb import check
+from dml_nb.support import storage
 from dml_nb.search.index import _INDEX as index_store
 from dml_nb.search import EmbeddingIndex
 
@@ -419,7 +419,7 @@ def sealed(folder, **facts):
     path = folder/'index.json'
     content = json.loads(path.read_text()) | facts
     del content['sha256']
-    path.write_text(json.dumps(content | dict(sha256=check.hash_of(content))))
+    path.write_text(json.dumps(content | dict(sha256=storage.hash_of(content))))
 
 
 def forged(folder, role, data):
@@ -657,7 +657,7 @@ def test_readers_see_old_or_new_while_another_process_saves(tmp_path):
 def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):
     "Between the two looks of a reader others saved something else and then the same once more"
     old, new = versions()
-    folder, whole, lost = tmp_path/'index', check.read_files, []
+    folder, whole, lost = tmp_path/'index', storage.read_files, []
     old.save(folder)
 
     def losing(*given):
@@ -668,7 +668,7 @@ def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):
             raise FileNotFoundError(2, 'gone', 'a file')
         return whole(*given)
 
-    monkeypatch.setattr(check, 'read_files', losing)
+    monkeypatch.setattr(storage, 'read_files', losing)
     assert len(EmbeddingIndex.open(folder)) == 20 and len(lost) == 3
 
 
@@ -676,7 +676,7 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
     "Every write fails once, as on a full disk"
     old, new = versions()
     folder = tmp_path/'index'
-    whole = check.write_atomically
+    whole = storage.write_atomically
     for failing in range(5):
         old.save(folder)
         calls = []
@@ -688,7 +688,7 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
             whole(path, data)
 
         with monkeypatch.context() as m:
-            m.setattr(check, 'write_atomically', broken)
+            m.setattr(storage, 'write_atomically', broken)
             with pytest.raises(OSError, match='no space left'):
                 new.save(folder)
         assert len(EmbeddingIndex.open(folder)) == 20
@@ -698,7 +698,7 @@ def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
 
 def test_of_two_that_save_at_once_one_is_refused(tmp_path, monkeypatch):
     old, new = versions()
-    folder, whole, came, answers = tmp_path/'index', check.write_atomically, [], []
+    folder, whole, came, answers = tmp_path/'index', storage.write_atomically, [], []
     with ThreadPoolExecutor() as pool:
         def write(path, data):
             if not came:                                 # the other one, while this one writes
@@ -706,7 +706,7 @@ def test_of_two_that_save_at_once_one_is_refused(tmp_path, monkeypatch):
                 answers.append(pool.submit(new.save, folder).exception())
             whole(path, data)
 
-        monkeypatch.setattr(check, 'write_atomically', write)
+        monkeypatch.setattr(storage, 'write_atomically', write)
         old.save(folder)
     assert isinstance(answers[0], BlockingIOError)
     assert f'expected no other writer, got process {os.getpid()}' in str(answers[0])

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml_nb import weighting
-from dml_nb.check import extra_memory
+from dml_nb.support.results import extra_memory
 from dml_nb.losses import (
     Contrastive, DROTopK, Histogram, LiftedStructure, MultiSimilarity, NCA, Triplet)
 from dml_nb.losses.catalogue import LOSSES

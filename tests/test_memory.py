@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dml_nb.check import extra_memory
+from dml_nb.support.results import extra_memory
 
 setup = '''
 import torch

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from test_pages import code_cells, pages, public_names
 
-from dml_nb.check import commit, imported_modules
+from dml_nb.support.results import commit, imported_modules
 
 root = Path(__file__).resolve().parents[1]
 heavy = 'fastai', 'faiss', 'matplotlib', 'sympy', 'sklearn', 'torchvision', 'typer'

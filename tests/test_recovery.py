@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_nb import check
+from dml_nb.support import storage
 from dml_nb.training import recovery
-from dml_nb.check import write_atomically
+from dml_nb.support.storage import write_atomically
 from dml_nb.data import load_data
 from dml_nb.training import distributed, metric_dataloaders, metric_learner
 from dml_nb.training.learner import shift_images
@@ -359,7 +359,7 @@ def die_writing(step, name, count, part):
             write_atomically(path, data)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    recovery.write_atomically = check.write_atomically = deadly
+    recovery.write_atomically = storage.write_atomically = deadly
 
 
 class Processes:

@@ -4,7 +4,7 @@ everything."""
 import pytest
 import torch
 
-from dml_nb.check import check_weights, test_same as same
+from dml_nb.proof import check_weights, test_same as same
 from dml_nb.core import similarities, unit
 from dml_nb.training.distribution import share_of_gradient
 from dml_nb.losses import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dml_nb.losses as package
-from dml_nb.check import test_same as same
+from dml_nb.proof import test_same as same
 from dml_nb.losses.dro import (
     DRO, DROKL, BinomialPair, ChiSquareBall, ContrastivePair, DROKLGrouped, DROTopK, KLBall,
     KLPenalty, MarginPair, PhiBall, Simplex, TopK, Uniform, VariancePenalty)

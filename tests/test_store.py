@@ -16,7 +16,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from dml_nb.search.browser import Collection, create_app
-from dml_nb.check import one_writer, write_atomically
+from dml_nb.support.storage import one_writer, write_atomically
 from dml_nb.cli import app
 from dml_nb.data import ImageSet
 from dml_nb.training import create_embedder, load_embedder, save_embedder

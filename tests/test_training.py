@@ -21,7 +21,7 @@ from torch import nn
 
 from dml_nb.experiments import Recipe, compare, run, store, trial
 from dml_nb.training import MultiSimilarityCallback
-from dml_nb.check import test_same as same
+from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
 from dml_nb.training import (
     create_embedder, load_embedder, metric_dataloaders, metric_learner, save_embedder)

@@ -33,7 +33,7 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import ProgressCallback
 from PIL import Image
 
-from dml_nb.check import write_json
+from dml_nb.support.results import write_json
 from dml_nb.data import load_data
 from dml_nb.training import create_embedder
 from dml_nb.training.embedding import local_weights

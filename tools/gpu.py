@@ -17,7 +17,7 @@ import torch
 root = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(root))
 
-from dml_nb.check import write_json                                     # noqa: E402
+from dml_nb.support.results import write_json                                     # noqa: E402
 from dml_nb.core import unit                                            # noqa: E402
 from dml_nb.losses.catalogue import LOSSES                              # noqa: E402
 

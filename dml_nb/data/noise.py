@@ -27,7 +27,8 @@ from fastcore.basics import patch
 from scipy.stats import t as student
 from torch import Tensor
 
-from ..core import as_labels, check_number
+from ..core import as_labels
+from ..support.validate import check_number
 from .sources import ImageSet
 from ..plots import new_axes, numbers, style
 

@@ -24,7 +24,8 @@ import torch
 from fastcore.basics import patch
 from torch.utils.data import Sampler
 
-from ..core import as_labels, check_number
+from ..core import as_labels
+from ..support.validate import check_number
 
 # %% ../../nbs/31_data.samplers.ipynb #1acc02d8
 def cycle_length(

@@ -34,8 +34,9 @@ from fastcore.basics import patch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..core import as_labels, check_number
-from ..weighting import check_choice
+from ..core import as_labels
+from ..support.validate import check_number
+from ..support.validate import check_choice
 
 # %% ../../nbs/30_data.sources.ipynb #1a97356a
 def _sides(size) -> tuple | None: # (height, width)

@@ -27,10 +27,11 @@ from sklearn.metrics import (
     adjusted_mutual_info_score, adjusted_rand_score, normalized_mutual_info_score)
 from torch import Tensor
 
-from ..core import check_embeddings, check_number, unit
+from ..core import check_embeddings, unit
+from ..support.validate import check_number
 from ..losses import nearest_class_mean as nearest_mean_of_references
 from .retrieval import as_ids, distinct
-from ..weighting import check_choice
+from ..support.validate import check_choice
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #d47466ee
 def _rows(

@@ -28,7 +28,8 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core import as_labels, check_embeddings, check_number, full_precision, product, unit
+from ..core import as_labels, check_embeddings, full_precision, product, unit
+from ..support.validate import check_number
 
 # %% ../../nbs/40_evaluation.retrieval.ipynb #0b615312
 def as_integers(

@@ -23,7 +23,8 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from .clustering import _classes, _rows
-from ..core import as_labels, check_number, full_precision, product, unit
+from ..core import as_labels, full_precision, product, unit
+from ..support.validate import check_number
 
 # %% ../../nbs/42_evaluation.verification.ipynb #5bb418e2
 class VerificationReport(dict):

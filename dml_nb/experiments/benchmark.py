@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from statistics import quantiles
 
-from ..check import extra_memory, write_bench
-from ..core import check_number
+from ..support.results import extra_memory, write_bench
+from ..support.validate import check_number
 from ..losses.catalogue import LOSSES
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #c59dd543

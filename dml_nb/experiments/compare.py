@@ -16,8 +16,8 @@ __all__ = []
 from dataclasses import asdict
 from functools import partial
 
-from ..check import machine, versions, write_json
-from ..core import check_number
+from ..support.results import machine, versions, write_json
+from ..support.validate import check_number
 from ..data.sources import ImageSet
 from .recipe import Recipe, class_count, make_loss, split_images
 from .statistics import interval

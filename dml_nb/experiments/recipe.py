@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from .. import DEFAULT_LOSS
-from ..core import check_number
+from ..support.validate import check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
 from ..data.sources import (
@@ -50,7 +50,7 @@ from ..training.embedding import BODIES, SMALL, is_timm
 from ..training.learner import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
 from ..transport import MMD, SinkhornDivergence, Wasserstein
-from ..weighting import check_choice, check_flag
+from ..support.validate import check_choice, check_flag
 
 # %% ../../nbs/60_experiments.recipe.ipynb #653f6a7e
 #: Objects that a loss takes, by parameter and name.

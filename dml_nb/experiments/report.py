@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dml_nb
-from ..check import write_atomically
+from ..support.storage import write_atomically
 from ..data.sources import ImageSet
 from .compare import MEASURES
 from .recipe import Recipe, split_images

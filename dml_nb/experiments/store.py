@@ -25,7 +25,7 @@ from pathlib import Path
 # %% ../../nbs/61_experiments.store.ipynb #670a49ce
 import torch
 
-from ..check import code_hash, machine, versions
+from ..support.results import code_hash, machine, versions
 from ..data.sources import ImageSet
 from .recipe import Recipe, load_images, own_module, set_fields
 from ..losses.catalogue import is_own

@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #e381abcd
-from ..core import check_number
+from ..support.validate import check_number
 from .recipe import Recipe, split_images
 from .statistics import interval
 from .store import Shelf, own_device, read_run, run_path

@@ -36,7 +36,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from ..check import code_hash, write_json
+from ..support.results import code_hash, write_json
 from ..core import similarities
 from ..data.samplers import ClassBatchSampler
 from ..data.sources import ImageSet, crop_and_flip, split_by_image

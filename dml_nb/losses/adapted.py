@@ -20,10 +20,11 @@ __all__ = ['induced_counts', 'matching_loss', 'SelectionBias', 'AdaptedTriplet',
 import torch
 from torch import Tensor, nn
 
-from ..core import (
-    as_labels, check_embeddings, check_number, full_precision, inf, plain, unit)
+from ..core import as_labels, check_embeddings, full_precision, inf, plain, unit
+from ..support.validate import check_number
 from .triplet import Selection, SemiHard, Triplet, similarity_blocks
-from ..weighting import PairLoss, Sum, check_object, check_operands, settings
+from ..support.validate import check_object
+from ..weighting import PairLoss, Sum, check_operands, settings
 
 # %% ../../nbs/20_losses.adapted.ipynb #8c704af6
 def as_indices(

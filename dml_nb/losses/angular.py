@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core import check_number, full_precision, inf
+from ..core import full_precision, inf
+from ..support.validate import check_number
 from .neighbours import NPairs
 from ..weighting import PairLoss, exp_
 

@@ -22,9 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import as_labels, check_embeddings, check_number, full_precision, inf, unit
+from ..core import as_labels, check_embeddings, full_precision, inf, unit
+from ..support.validate import check_number
 from .triplet import similarity_blocks
-from ..weighting import PairLoss, check_generator, check_operands, exp_
+from ..support.validate import check_generator
+from ..weighting import PairLoss, check_operands, exp_
 
 # %% ../../nbs/19_losses.concordance.ipynb #efc141b1
 def excess_few(

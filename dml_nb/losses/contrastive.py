@@ -25,10 +25,11 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-from ..core import (
-    Pairs, as_labels, check_number, inf, meet_classes, places_of_classes, unit, widen)
+from ..core import Pairs, as_labels, inf, meet_classes, places_of_classes, unit, widen
+from ..support.validate import check_number
 from .neighbours import NPairs
-from ..weighting import PairLoss, as_peers_call, check_flag, check_operands, log_sum_exp
+from ..support.validate import check_flag
+from ..weighting import PairLoss, as_peers_call, check_operands, log_sum_exp
 
 # %% ../../nbs/23_losses.contrastive.ipynb #0109c4c9
 class InfoNCE(NPairs):

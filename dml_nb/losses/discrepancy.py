@@ -19,7 +19,8 @@ __all__ = ['ClassDiscrepancy', 'DCDL']
 import torch
 from torch import Tensor
 
-from ..core import check_number, inf
+from ..core import inf
+from ..support.validate import check_number
 from ..transport import (
     Divergence, EnergyDistance, KernelDivergence, MMD, SinkhornDivergence, Wasserstein,
     check_solver, self_scalings, self_value, solve)

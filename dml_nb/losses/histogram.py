@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import Scratch, check_number, inf
+from ..core import Scratch, inf
+from ..support.validate import check_number
 from ..weighting import PairLoss
 
 # %% ../../nbs/11_losses.histogram.ipynb #828170cb

@@ -18,7 +18,8 @@ Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
 __all__ = ['LiftedStructure', 'LiftedStructureStar']
 
 # %% ../../nbs/12_losses.lifted.ipynb #cbe0e203
-from ..core import check_number, inf
+from ..core import inf
+from ..support.validate import check_number
 from ..weighting import PairLoss, check_miner, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c

@@ -18,7 +18,7 @@ __all__ = ['MultiSimilarityMiner', 'MultiSimilarity']
 import torch
 from torch import Tensor
 
-from ..core import check_number
+from ..support.validate import check_number
 from ..weighting import Miner, PairLoss, keep_above, keep_below, log_sum_exp
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #5b4e5519

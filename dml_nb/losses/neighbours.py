@@ -20,7 +20,7 @@ __all__ = ['NPairs', 'NCA']
 import torch
 from torch.nn.functional import softplus
 
-from ..core import check_number
+from ..support.validate import check_number
 from ..weighting import PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/13_losses.neighbours.ipynb #a1985e31

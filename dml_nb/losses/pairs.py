@@ -19,7 +19,8 @@ __all__ = ['Contrastive', 'Binomial', 'EqualWeights', 'BinLifted']
 import torch
 from torch import Tensor
 
-from ..core import check_number, inf
+from ..core import inf
+from ..support.validate import check_number
 from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d

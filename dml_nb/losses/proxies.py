@@ -25,13 +25,14 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dml_nb.core import (
-    as_labels, check_embeddings, check_number, full_precision, meet_classes, places_of_classes,
-    unit)
+from ..core import (
+    as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
+from ..support.validate import check_number
 from .contrastive import InfoNCE, root
 from .neighbours import NPairs
+from ..support.validate import check_choice
 from ..weighting import (
-    Addable, PairLoss, as_peers_call, check_choice, demanding_term, inf, log_sum_exp, settings)
+    Addable, PairLoss, as_peers_call, demanding_term, inf, log_sum_exp, settings)
 
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import ListPairs, Pairs, Scratch, check_number, inf
+from ..core import ListPairs, Pairs, Scratch, inf
+from ..support.validate import check_number
 from .contrastive import root
-from ..weighting import PairLoss, check_flag, exp_
+from ..support.validate import check_flag
+from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/24_losses.ranking.ipynb #77228a71
 def short_list(

@@ -20,11 +20,11 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core import Pairs, Scratch, check_number, full_precision, inf, product, spans
+from ..core import Pairs, Scratch, full_precision, inf, product, spans
+from ..support.validate import check_number
 from .uncertainty import bounded
-from dml_nb.weighting import (
-    PairLoss, check_choice, check_generator, check_object, check_operands, log_sum_exp, settings,
-    unit_operands)
+from ..support.validate import check_choice, check_generator, check_object
+from ..weighting import PairLoss, check_operands, log_sum_exp, settings, unit_operands
 
 # %% ../../nbs/18_losses.triplet.ipynb #8d34dc62
 def hinge_few(

@@ -24,7 +24,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from ..core import check_number
+from ..support.validate import check_number
 from ..weighting import exp_, inf, settings
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #519d8f96

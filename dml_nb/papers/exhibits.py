@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..check import write_atomically
+from ..support.storage import write_atomically
 from ..experiments.recipe import Recipe, class_count, recipe_callback
 from ..experiments.statistics import interval
 from ..experiments.store import Shelf

@@ -36,8 +36,9 @@ from fastai.torch_core import default_device, no_random
 from torch import nn
 
 from .. import DEFAULT_LOSS
-from ..check import code_hash, machine, one_writer, versions, write_atomically, write_json
-from ..core import check_number
+from ..support.results import code_hash, machine, versions, write_json
+from ..support.storage import one_writer, write_atomically
+from ..support.validate import check_number
 from dml_nb.data.sources import (
     ImageSet, _class_of, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
     split_by_image)

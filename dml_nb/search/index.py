@@ -36,8 +36,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors, save as save_tensors
 from torch import Tensor, nn
 
-from ..check import Store
-from ..core import check_embeddings, check_number
+from ..support.storage import Store
+from ..core import check_embeddings
+from ..support.validate import check_number
 
 # %% ../../nbs/57_search.index.ipynb #15f48422
 def _unit_rows(

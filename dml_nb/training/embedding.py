@@ -37,10 +37,11 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from ..check import Store, hash_of, write_atomically
-from ..core import check_number, unit
+from ..support.storage import Store, hash_of, write_atomically
+from ..core import unit
+from ..support.validate import check_number
 from ..data.sources import ImageSet, _base, _is_picture, _pixels, _reading, _sides, read_image
-from ..weighting import check_choice
+from ..support.validate import check_choice
 
 # %% ../../nbs/50_training.embedding.ipynb #e1375c97
 def small_convnet(

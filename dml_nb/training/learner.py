@@ -40,7 +40,8 @@ from torch import Tensor, nn
 from torch.backends.cudnn import flags as cudnn_flags
 
 from .. import DEFAULT_LOSS
-from ..core import check_number, full_precision, places_of_classes, similarities, unit
+from ..core import full_precision, places_of_classes, similarities, unit
+from ..support.validate import check_number
 from ..data.sources import ImageSet, crop_and_flip
 from .embedding import Embedder, create_embedder, evaluating
 from ..losses.catalogue import LOSSES

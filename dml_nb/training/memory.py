@@ -36,9 +36,11 @@ if distributed.is_available():
     # Defined later, by DistributedDataParallel, they would keep the group and its threads for ever.
     import torch.distributed.nn
 
-from ..core import as_labels, check_embeddings, check_number, unit
+from ..core import as_labels, check_embeddings, unit
+from ..support.validate import check_number
 from .embedding import evaluating
-from ..weighting import as_peers_call, check_choice, check_flag, check_object, demanding_term
+from ..support.validate import check_choice, check_flag, check_object
+from ..weighting import as_peers_call, demanding_term
 
 # %% ../../nbs/53_training.memory.ipynb #70beb577
 class AroundLoss(nn.Module):

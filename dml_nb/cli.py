@@ -163,9 +163,9 @@ def writable_folder(
     folders=('runs',), # likewise
 ) -> Path:
     "The folder, after a file was written there and removed. Fails in one line if it cannot be."
-    wanted = '--out: a folder that can be made and written is wanted'
+    wanted = '--out: expected a folder that can be made and written'
     if not str(path):
-        fail(f'{wanted}, nothing was given')
+        fail(f'{wanted}, got nothing')
     folder = Path(path).expanduser()
     try:
         for place in (folder, *(folder/name for name in folders)):
@@ -175,9 +175,9 @@ def writable_folder(
                     pass
         taken = in_the_way(folder, files, folders)
     except OSError as error:
-        fail(f'{wanted}, {folder} was given: {error.strerror or error}')
+        fail(f'{wanted}, got {folder}: {error.strerror or error}')
     if taken:
-        fail(f'{wanted}, {folder} was given, where {" and ".join(taken)} would be overwritten')
+        fail(f'{wanted}, got {folder}, where {" and ".join(taken)} would be overwritten')
     return folder
 
 # %% ../nbs/68_cli.ipynb #49fd2bbe
@@ -188,7 +188,7 @@ def listed_names(
     "The names without repeats. Fails in one line if there are none."
     names = [name.strip() for name in text.split(',') if name.strip()]
     if not names:
-        fail(f'{option}: one or more names with commas between them are wanted, {text!r} was given')
+        fail(f'{option}: expected one or more names with commas between them, got {text!r}')
     return list(dict.fromkeys(names))
 
 
@@ -200,8 +200,8 @@ def check_names(
     "Fails in one line for unknown names, with the known one that is nearest to the first."
     unknown = [name for name in names if name not in known]
     if unknown:
-        near = ''.join(f'; is {name} meant?' for name in get_close_matches(unknown[0], known, 1))
-        fail(f'{option}: {", ".join(unknown)} was given{near or "."} Wanted are names among '
+        near = ''.join(f'; did you mean {name}?' for name in get_close_matches(unknown[0], known, 1))
+        fail(f'{option}: expected a known name, got {", ".join(unknown)}{near or "."} Known are '
              f'{", ".join(known)}')
 
 
@@ -235,8 +235,9 @@ def check_data(
     there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
     if is_path and not there:
         what = 'file' if ending and kind != 'folder' else 'folder'
-        fail(f'{option}: a folder with one folder of images per class, or a .zip, a .csv or a file '
-             f'of features, is wanted, {data} was given, and there is no such {what}')
+        fail(f'{option}: expected a folder with one folder of images per class, or a .zip, a .csv '
+             'or a file '
+             f'of features, got {data}, and there is no such {what}')
 
 
 def check_above_0(
@@ -247,7 +248,7 @@ def check_above_0(
     "Fails in one line unless it is a number between."
     if not 0 < value < below:
         wanted = 'above 0' if below == float('inf') else f'above 0 and below {below}'
-        fail(f'{option}: a finite number {wanted} is wanted, {value!r} was given')
+        fail(f'{option}: expected a finite number {wanted}, got {value!r}')
 
 # %% ../nbs/68_cli.ipynb #b68ccdbe
 plain_table = partial(
@@ -496,8 +497,8 @@ def run_compare(
             options['depth'] = depth
         for name, value in options.items():
             if name not in taken:
-                fail(f'--{name}: no {name} is wanted with --data {data}, only with images in '
-                     f'folders, {value} was given')
+                fail(f'--{name}: expected no {name} with --data {data}, only with images in '
+                     f'folders, got {value}')
         settings = dict(
             data=data, losses=names, seeds=seeds, epochs=epochs, turned=turn, size=size,
             depth=depth, threads=threads)
@@ -588,7 +589,7 @@ def chosen_settings(
     for text in given:
         name, equals, value = text.partition('=')
         if not (name.strip().isidentifier() and equals):
-            fail(f'--set: name=value is wanted, as alpha=2, {text!r} was given')
+            fail(f'--set: expected name=value, as alpha=2, got {text!r}')
         settings[name.strip()] = as_value(value.strip())
     return settings
 
@@ -603,7 +604,7 @@ def loss_maker(
         make_loss(loss, settings)
     except ValueError as error:
         given = ', '.join(f'{name}={value}' for name, value in settings.items())
-        fail(f'--set: settings as in {make_loss(loss, {})!r} are wanted, {given} was given; '
+        fail(f'--set: expected settings as in {make_loss(loss, {})!r}, got {given}; '
              f'{error.__cause__ or error}')
     return lambda classes, dim: make_loss(loss, settings, classes, dim)
 
@@ -616,7 +617,7 @@ def model_folder(
     for place in (folder/'embedder', folder):
         if (place/'embedder.json').is_file():
             return place
-    fail(f'model: a folder made by dml train is wanted, {path} was given, and there is no '
+    fail(f'model: expected a folder made by dml train, got {path}, and there is no '
          'embedder in it')
 
 
@@ -625,7 +626,7 @@ def check_index(
 ):
     "Fails in one line where there is none; nothing heavy is loaded for that."
     if not (Path(path).expanduser()/'index.json').is_file():
-        fail(f'index: a folder made by dml index is wanted, {path} was given, and there is no '
+        fail(f'index: expected a folder made by dml index, got {path}, and there is no '
              'index in it')
 
 # %% ../nbs/68_cli.ipynb #bbe88e4a
@@ -842,8 +843,8 @@ def chosen_part(
     if part in known:
         return images.subset(images.split == part), part
     if part != 'all':
-        raise ValueError(f"--part: one of {', '.join(['all', 'held-out', *known])} is wanted, "
-                         f'{part!r} was given')
+        raise ValueError(f"--part: expected one of {', '.join(['all', 'held-out', *known])}, got "
+                         f'{part!r}')
     if embedder.facts.get('data', {}).get('sha256') == images.sha256():
         print('dml: the model was trained on most of these pictures, which flatters it; see '
               '--part held-out', file=sys.stderr)
@@ -920,7 +921,7 @@ def run_embed(
     said = stopped_writing(path, f'file {path}')
     with told_in_one_line(said), no_empty_folder(path.parent):
         if path.suffix != '.npz':
-            fail(f'--out: a file that ends in .npz is wanted, {out} was given')
+            fail(f'--out: expected a file that ends in .npz, got {out}')
         writable_folder(path.parent, [path.name], [])       # before any embedding
         model_folder(model)
         check_data(data)
@@ -961,7 +962,7 @@ def run_index(
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         if not Path(images).expanduser().exists():
-            fail(f'images: a folder of pictures is wanted, {images} was given, and there is no '
+            fail(f'images: expected a folder of pictures, got {images}, and there is no '
                  'such folder')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
@@ -1000,7 +1001,7 @@ def run_search(
             if not Path(image).expanduser().is_file():
                 what = 'that is a folder' if Path(image).expanduser().is_dir() else \
                     'there is no such file'
-                fail(f'images: pictures are wanted, {image!r} was given, and {what}')
+                fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.everyday import search_folder, search_page
         answers = search_folder(index, images, k)
         if html is not None:

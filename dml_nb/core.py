@@ -2,7 +2,7 @@
 
 Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of
 who belongs with whom. This page makes both, in full precision whatever the surroundings say, and
-turns bad input into a sentence that names what was given and what is wanted.
+answers bad input with a sentence: `name: expected …, got …`.
 
 Docs: https://dml-nb.github.io/dml_nb/core.html.md"""
 
@@ -70,14 +70,14 @@ def check_embeddings(
     ValueError for other shapes than (B, D) with B, D ≥ 1."""
     if not isinstance(z, Tensor):
         given = type(z).__name__
-        raise TypeError(f'{name}: a floating-point tensor (B, D) is wanted, a {given} was given')
+        raise TypeError(f'{name}: expected a floating-point tensor (B, D), got a {given}')
     if z.layout != torch.strided:
-        raise TypeError(f'{name}: a dense tensor is wanted, {z.layout} was given')
+        raise TypeError(f'{name}: expected a dense tensor, got {z.layout}')
     if not z.is_floating_point():
-        raise TypeError(f'{name}: floating-point embeddings are wanted, {z.dtype} was given')
+        raise TypeError(f'{name}: expected floating-point embeddings, got {z.dtype}')
     if z.ndim != 2 or 0 in z.shape:
-        raise ValueError(f'{name}: shape (B, D) with at least one row and one column is wanted, '
-                         f'{tuple(z.shape)} was given')
+        raise ValueError(f'{name}: expected shape (B, D) with at least one row and one column, got '
+                         f'{tuple(z.shape)}')
     return plain(z)
 
 # %% ../nbs/03_core.ipynb #621b292c
@@ -91,14 +91,14 @@ def integer_array(
     if a.dtype == object:
         whole = all(isinstance(v, Integral) and not isinstance(v, (bool, np.bool_)) for v in a.flat)
         if not whole:
-            raise TypeError(f'{name}: integers are wanted, {labels!r:.80} was given')
+            raise TypeError(f'{name}: expected integers, got {labels!r:.80}')
         largest = max(map(abs, map(int, a.flat)), default=0)
     else:
         if a.dtype.kind not in 'iub':
-            raise TypeError(f'{name}: integers are wanted, {a.dtype} of shape {a.shape} was given')
+            raise TypeError(f'{name}: expected integers, got {a.dtype} of shape {a.shape}')
         largest = int(a.max(initial=0)) if a.dtype.kind == 'u' else 0
     if largest >= 2**63:
-        raise ValueError(f'{name}: integers below 2^63 are wanted, {largest} was given')
+        raise ValueError(f'{name}: expected integers below 2^63, got {largest}')
     if a.dtype.kind == 'b':
         return a.copy()
     return np.array(a, dtype=np.int64)              # a copy: in order, writable, native bytes
@@ -112,12 +112,12 @@ def integer_tensor(labels, device, name):
         try:
             t = torch.as_tensor(labels, device=device)
         except (TypeError, ValueError, RuntimeError, OverflowError) as e:
-            given = f'{labels!r:.80} was given ({e})'
-            raise TypeError(f'{name}: integers are wanted, {given}') from e
+            given = f'got {labels!r:.80} ({e})'
+            raise TypeError(f'{name}: expected integers, {given}') from e
     else:
         t = torch.from_numpy(integer_array(labels, name)).to(device)
     if t.dtype == torch.uint64 and device_is_read(t) and bool((t.view(torch.int64) < 0).any()):
-        raise ValueError(f'{name}: integers below 2^63 are wanted, larger ones were given')
+        raise ValueError(f'{name}: expected integers below 2^63, got larger ones')
     return t
 
 
@@ -139,25 +139,25 @@ def as_labels(
     64 bits cannot hold and, on a CPU, for integers below -1."""
     t = integer_tensor(labels, device, name)
     if t.layout != torch.strided:
-        raise TypeError(f'{name}: a dense tensor is wanted, {t.layout} was given')
+        raise TypeError(f'{name}: expected a dense tensor, got {t.layout}')
     if t.dtype == torch.bool and t.ndim == 2 and columns is not None:
         if t.shape != (n, columns):
-            raise ValueError(f'{name}: a boolean matrix ({n}, {columns}) is wanted for these '
-                             f'embeddings, {tuple(t.shape)} was given')
+            raise ValueError(f'{name}: expected a boolean matrix ({n}, {columns}) for these '
+                             f'embeddings, got {tuple(t.shape)}')
         return t
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         if t.numel() == 0 and t.ndim == 1:          # an empty list has no type of its own
             t = t.long()
         else:
-            given = f'{t.dtype} of shape {tuple(t.shape)} was given'
-            raise TypeError(f'{name}: integer classes are wanted, {given}')
+            given = f'got {t.dtype} of shape {tuple(t.shape)}'
+            raise TypeError(f'{name}: expected integer classes, {given}')
     if t.shape != (n,):
-        raise ValueError(f'{name}: one integer for each of the {n} rows is wanted, '
-                         f'shape {tuple(t.shape)} was given')
+        raise ValueError(f'{name}: expected one integer for each of the {n} rows, got '
+                         f'shape {tuple(t.shape)}')
     t = t.long()
     if device_is_read(t) and n and (least := int(t.min())) < -1:
-        raise ValueError(f'{name}: integers from 0 up are wanted, or -1 for {missing}, '
-                         f'{least} was given')
+        raise ValueError(f'{name}: expected integers from 0 up, or -1 for {missing}, '
+                         f'got {least}')
     return t
 
 # %% ../nbs/03_core.ipynb #6f5ed967
@@ -171,8 +171,8 @@ def meet_classes(
     met = torch.unique(torch.as_tensor(labels))                          # sorted
     met = met[met >= 0]
     if len(met) > len(class_numbers):
-        raise ValueError(f'classes: at least the {len(met)} classes of training are wanted, '
-                         f'{len(class_numbers)} was given')
+        raise ValueError(f'classes: expected at least the {len(met)} classes of training, got '
+                         f'{len(class_numbers)}')
     class_numbers.fill_(torch.iinfo(torch.int64).max)                    # rows that nobody needs
     class_numbers[:len(met)] = met
 
@@ -264,8 +264,8 @@ def similarities(
     else:
         r = unit(check_embeddings(ref, 'ref')).to(x.dtype)
         if r.shape[1] != x.shape[1]:
-            raise ValueError(f'ref: rows of {x.shape[1]} numbers, as in z, are wanted, '
-                             f'{r.shape[1]} were given')
+            raise ValueError(f'ref: expected rows of {x.shape[1]} numbers, as in z, got '
+                             f'{r.shape[1]}')
     with full_precision(z.device):
         return product(x, r.T)
 
@@ -598,14 +598,14 @@ def index_tensors(
     if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
         several = isinstance(tuples, (tuple, list))
         given = f'{len(tuples)} were' if several else f'a {type(tuples).__name__} was'
-        raise ValueError('tuples: three (a, p, n) or four (a1, p, a2, n) index tensors are '
-                         f'wanted, {given} given')
+        raise ValueError('tuples: expected three (a, p, n) or four (a1, p, a2, n) index tensors'
+                         f', {given} given')
     indices = [integer_tensor(index, device, 'tuples') for index in tuples]
     indices = [index.long() if index.numel() == 0 else index for index in indices]
     for index in indices:
         if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1:
-            raise TypeError('tuples: one-dimensional integer tensors are wanted, '
-                            f'{index.dtype} of shape {tuple(index.shape)} was given')
+            raise TypeError('tuples: expected one-dimensional integer tensors, got '
+                            f'{index.dtype} of shape {tuple(index.shape)}')
     return [index.long() for index in indices]
 
 # %% ../nbs/03_core.ipynb #4978d4d8
@@ -623,12 +623,12 @@ def explicit_pairs(
     a1, p, a2, n = (*indices[:2], indices[0], indices[2]) if is_triplets else indices
     if len(a1) != len(p) or len(a2) != len(n):
         given = [len(index) for index in indices]
-        raise ValueError(f'tuples: index tensors of equal lengths are wanted, {given} were given')
+        raise ValueError(f'tuples: expected index tensors of equal lengths, got {given}')
     if device.type == 'cpu' and not torch.compiler.is_compiling():
         for index, limit in ((a1, B), (p, R), (a2, B), (n, R)):
             if len(index) and not 0 <= index.min() <= index.max() < limit:
-                raise ValueError(f'tuples: indices from 0 to {limit - 1} are wanted, '
-                                 f'{index.min()} to {index.max()} were given')
+                raise ValueError(f'tuples: expected indices from 0 to {limit - 1}, got '
+                                 f'{index.min()} to {index.max()}')
     keep_pos = own[a1] != p
     keep_neg = own[a2] != n
     if is_triplets:

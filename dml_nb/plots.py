@@ -238,8 +238,8 @@ def scatter_embedding(
     "Points by class. Raises ValueError for other than two dimensions."
     xy, labels = numbers(xy), numbers(labels)
     if xy.shape != (len(labels), 2):
-        raise ValueError(f'xy: ({len(labels)}, 2) points are wanted for these labels, '
-                         f'{xy.shape} was given')
+        raise ValueError(f'xy: expected ({len(labels)}, 2) points for these labels, '
+                         f'got {xy.shape}')
     ax = new_axes(ax, (5, 4))
     classes = np.unique(labels)
     for i, y in enumerate(classes):
@@ -273,7 +273,7 @@ def circle(
     """Points on the unit circle and the pull of W. Raises ValueError for other than two
     dimensions."""
     if z.ndim != 2 or z.shape[1] != 2:
-        raise ValueError(f'z: points in the plane (B, 2) are wanted, {tuple(z.shape)} was given')
+        raise ValueError(f'z: expected points in the plane (B, 2), got {tuple(z.shape)}')
     ax = new_axes(ax, (4, 4))
     x = unit(z.detach()).cpu()
     ax.add_patch(plt.Circle((0, 0), 1, fill=False, color='#BBBBBB'))
@@ -365,8 +365,8 @@ def retrieval_grid(
     if wrong. Raises ValueError for numbers of rows that differ."""
     queries, neighbours, right = map(numbers, (queries, neighbours, right))
     if right.shape != neighbours.shape or len(queries) != len(right):
-        given = f'{queries.shape}, {right.shape} and {neighbours.shape} were given'
-        raise ValueError('queries, right, neighbours: shapes (q,), (q, k) and (q, k) are wanted, '
+        given = f'got {queries.shape}, {right.shape} and {neighbours.shape}'
+        raise ValueError('queries, right, neighbours: expected shapes (q,), (q, k) and (q, k), '
                          + given)
     gallery = images if gallery is None else gallery
     q, k = neighbours.shape

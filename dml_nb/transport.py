@@ -155,9 +155,9 @@ def as_numbers(
     except (TypeError, ValueError, RuntimeError):
         right = False
     if not right:
-        raise TypeError(f'{name}: {wanted} wanted, {given!r:.80} was given')
+        raise TypeError(f'{name}: expected {wanted}, got {given!r:.80}')
     if t.ndim == 0 or t.shape != shape[-t.ndim:]:
-        raise ValueError(f'{name}: shape {tuple(shape)} is wanted, {tuple(t.shape)} was given')
+        raise ValueError(f'{name}: expected shape {tuple(shape)}, got {tuple(t.shape)}')
     return t.to(device, dtype)
 
 
@@ -229,8 +229,8 @@ def check_partners(
         alone = (both & (w > 0) & ~partners).nonzero()
         if len(alone):
             place = ', '.join(map(str, alone[0].tolist()))
-            raise ValueError(f'cost: a finite cost in every {name} with mass is wanted, {name} '
-                             f'{place} with nothing but inf was given')
+            raise ValueError(f'cost: expected a finite cost in every {name} with mass, got {name} '
+                             f'{place} with nothing but inf')
 
 # %% ../nbs/21_transport.ipynb #8fe0049c
 def sinkhorn(
@@ -248,9 +248,9 @@ def sinkhorn(
     `error` stays far from 0. Raises TypeError or ValueError for what is no problem."""
     if not isinstance(cost, Tensor) or not cost.is_floating_point():
         given = cost.dtype if isinstance(cost, Tensor) else f'a {type(cost).__name__}'
-        raise TypeError(f'cost: a floating-point tensor (..., n, m) is wanted, {given} was given')
+        raise TypeError(f'cost: expected a floating-point tensor (..., n, m), got {given}')
     if cost.ndim < 2:
-        raise ValueError(f'cost: shape (..., n, m) is wanted, {tuple(cost.shape)} was given')
+        raise ValueError(f'cost: expected shape (..., n, m), got {tuple(cost.shape)}')
     check_solver(eps, sweeps, tol)
     check_flag('newton', newton)
     *batch, n, m = cost.shape
@@ -331,8 +331,8 @@ class Divergence:
         "The divergence with cost ½‖u - v‖². Raises TypeError or ValueError as `sinkhorn` does."
         u, v = check_embeddings(u, 'u'), check_embeddings(v, 'v')
         if u.shape[1] != v.shape[1]:
-            raise ValueError(f'v: rows of {u.shape[1]} numbers, as in u, are wanted, '
-                             f'{v.shape[1]} were given')
+            raise ValueError(f'v: expected rows of {u.shape[1]} numbers, as in u, got '
+                             f'{v.shape[1]}')
         dtype = torch.promote_types(widen(u).dtype, widen(v).dtype)
         u, v = u.to(dtype), v.to(dtype)
         a = masses(a, None, u.shape[:1], u.device, ('a', 'rows'))

@@ -83,7 +83,7 @@ def arguments(
              if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in without]
     for name in names:
         if not hasattr(obj, name):
-            raise AttributeError(f'{type(obj).__name__}: an attribute {name} is wanted, since '
+            raise AttributeError(f'{type(obj).__name__}: expected an attribute {name}, since '
                                  'each argument of the constructor is kept under its own name')
     return {name: getattr(obj, name) for name in names}
 
@@ -107,8 +107,8 @@ class PairLoss(nn.Module):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if 'survey' in vars(cls) and cls.surveys == 0:
-            raise TypeError(f'{cls.__name__}: surveys = 1, or as many passes as it needs, is wanted '
-                            'beside survey(...), 0 was given')
+            raise TypeError(f'{cls.__name__}: expected surveys = 1, or as many passes as it needs, '
+                            'beside survey(...), got 0')
 
     def __init__(
         self,
@@ -178,8 +178,8 @@ def ask(
                            'take pairs.split(S), which may be overwritten, or a copy')
     if method.__name__ == 'value_and_weights' and not (isinstance(answer, tuple)
                                                        and len(answer) == 2):
-        raise TypeError(f'{name}.value_and_weights: a tuple (value, W) is wanted, '
-                        f'a {type(answer).__name__} was given')
+        raise TypeError(f'{name}.value_and_weights: expected a tuple (value, W), got '
+                        f'a {type(answer).__name__}')
     return answer
 
 # %% ../nbs/04_weighting.ipynb #65bdf9a5
@@ -507,8 +507,8 @@ def own_columns(self_index, B, R, device, alone):
         return torch.full((B,), -1, device=device)
     own = as_labels(self_index, B, device, name='self_index', missing='none')
     if device.type == 'cpu' and not torch.compiler.is_compiling() and own.max() >= R:
-        raise ValueError(f'self_index: columns below {R} are wanted, or -1 for none, '
-                         f'{int(own.max())} was given')
+        raise ValueError(f'self_index: expected columns below {R}, or -1 for none, '
+                         f'got {int(own.max())}')
     return own
 
 # %% ../nbs/04_weighting.ipynb #206a00e1
@@ -540,26 +540,26 @@ def make_batch(
     name = type(demanding).__name__
     if demanding is not None and not (alone and tuples is None):
         given = 'references' if tuples is None else 'tuples'
-        raise ValueError(f'{name}: integer classes of one batch are wanted, with all rows of a '
-                         f'class in it, {given} were given')
+        raise ValueError(f'{name}: expected integer classes of one batch, with all rows of a '
+                         f'class in it, got {given}')
     own = own_columns(self_index, B, R, device, alone)
     if tuples is not None:
         masks, triplets = explicit_pairs(tuples, B, R, device, own)
         return Batch(None, None, own, masks, triplets)
     if labels is None:
-        raise ValueError('labels: one integer for each row, or tuples that name the pairs, are '
-                         'wanted, neither was given')
+        raise ValueError('labels: expected one integer for each row, or tuples that name the pairs'
+                         ', got neither')
     y = as_labels(labels, B, device, columns=R)
     if y.dtype == torch.bool:
         if demanding is not None:
-            raise ValueError(f'{name}: integer classes are wanted, a boolean matrix was given')
+            raise ValueError(f'{name}: expected integer classes, got a boolean matrix')
         other = own[:, None] != torch.arange(R, device=device)
         return Batch(None, None, own, (y & other, ~y & other))
     if alone:
         return label_batch(loss, y, y, own)
     if ref_labels is None:
-        raise ValueError(f'ref_labels: one integer for each of the {R} references is wanted, '
-                         'none were given')
+        raise ValueError(f'ref_labels: expected one integer for each of the {R} references, got '
+                         'none')
     return label_batch(loss, y, as_labels(ref_labels, R, device, name='ref_labels'), own)
 
 # %% ../nbs/04_weighting.ipynb #8473aed6
@@ -582,13 +582,13 @@ def check_operands(
     ref, ref_labels, self_index, tuples = as_peers_call(ref, ref_labels, self_index, tuples)
     if ref is None:
         if ref_labels is not None or self_index is not None:
-            raise ValueError('ref: references are wanted where ref_labels or self_index are '
-                             'given, None was given')
+            raise ValueError('ref: expected references where ref_labels or self_index are '
+                             'given, got None')
     else:
         ref = check_embeddings(ref, 'ref')
         if ref.shape[1] != z.shape[1]:
-            raise ValueError(f'ref: rows of {z.shape[1]} numbers, as in z, are wanted, '
-                             f'{ref.shape[1]} were given')
+            raise ValueError(f'ref: expected rows of {z.shape[1]} numbers, as in z, got '
+                             f'{ref.shape[1]}')
     R = len(z) if ref is None else len(ref)
     batch = make_batch(loss, len(z), R, z.device, labels, ref_labels, self_index, tuples,
                        alone=ref is None)
@@ -714,11 +714,11 @@ def from_similarity(
     S = widen(check_embeddings(S, 'S').detach())
     alone = ref_labels is None
     if alone and self_index is not None and tuples is None:
-        raise ValueError('ref_labels: one integer for each column is wanted where self_index is '
-                         'given, none were given')
+        raise ValueError('ref_labels: expected one integer for each column where self_index is '
+                         'given, got none')
     if alone and S.shape[0] != S.shape[1]:
-        raise ValueError('S: a square matrix is wanted unless ref_labels are given, '
-                         f'{tuple(S.shape)} was given')
+        raise ValueError('S: expected a square matrix unless ref_labels are given, '
+                         f'got {tuple(S.shape)}')
     batch = make_batch(self, *S.shape, S.device, labels, ref_labels, self_index, tuples, alone)
     with torch.no_grad():
         value, W = weigh(self, S, batch)
@@ -745,8 +745,8 @@ class Sum(PairLoss):
     ):
         losses = [loss for _, loss in terms]
         if len({loss.normalize for loss in losses}) > 1:
-            raise ValueError('normalize: the same for all terms of a sum is wanted, since they '
-                             'share one S, True and False were given')
+            raise ValueError('normalize: expected the same for all terms of a sum, since they '
+                             'share one S, got True and False')
         blocks = [loss.block for loss in losses if loss.block]
         super().__init__(losses[0].normalize, min(blocks, default=None))
         self.factors = [float(weight) for weight, _ in terms]
@@ -800,7 +800,7 @@ def __radd__(self:PairLoss, other):
 @patch
 def __mul__(self:PairLoss, weight):
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise TypeError(f'weight of a loss: a number is wanted, {weight!r} was given')
+        raise TypeError(f'weight of a loss: expected a number, got {weight!r}')
     check_number('weight of a loss', weight)
     if self.extends_rows:
         return SumOfValues([(weight, self)])
@@ -973,10 +973,10 @@ class FunctionLoss(PairLoss):
     ):
         super().__init__(**kwargs)
         if not takes(f, 3):
-            raise TypeError(f'f: a function f(S, pos, neg) is wanted, {printed(f)} was given')
+            raise TypeError(f'f: expected a function f(S, pos, neg), got {printed(f)}')
         if isinstance(f, nn.Module) and any(p.requires_grad for p in f.parameters()):
-            raise ValueError('f: a function without learnable parameters is wanted, since only S '
-                             f'is differentiated, a {type(f).__name__} with some was given')
+            raise ValueError('f: expected a function without learnable parameters, since only S '
+                             f'is differentiated, got a {type(f).__name__} with some')
         self.f = f
         self.needs_both = check_flag('needs_both', needs_both)
         self.reduction = check_choice('reduction', reduction, *self.reductions)
@@ -1001,16 +1001,16 @@ def differentiate(
     leaf = S.clone().requires_grad_()
     with torch.enable_grad():
         values = self.f(leaf, pos, neg)
-    wanted = f'{self.name}(S, pos, neg): one value for each row of S is wanted'
+    wanted = f'{self.name}(S, pos, neg): expected one value for each row of S'
     if not isinstance(values, Tensor):
-        raise TypeError(f'{wanted}, a tensor, a {type(values).__name__} was given')
+        raise TypeError(f'{wanted}, a tensor, got a {type(values).__name__}')
     if values.shape != S.shape[:1]:
-        raise ValueError(f'{wanted}, shape {tuple(S.shape[:1])}, {tuple(values.shape)} was given')
+        raise ValueError(f'{wanted}, shape {tuple(S.shape[:1])}, got {tuple(values.shape)}')
     W = None
     if values.requires_grad:
         W, = torch.autograd.grad(values, leaf, torch.ones_like(values), allow_unused=True)
     if W is None and bool(both.any()):
-        raise ValueError(f'{wanted} that depends on S, constants were given; '
+        raise ValueError(f'{wanted} that depends on S, got constants; '
                          'a zero that depends on it is 0 * S.sum(1)')
     return values.detach(), torch.zeros_like(S) if W is None else W
 

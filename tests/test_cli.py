@@ -162,7 +162,7 @@ def test_stopped_and_started_again(whole, tmp_path, dml, stop, status):
 
 mistakes = {
     'loss': (['--losses', 'tripet'],
-             'dml: --losses: tripet was given; is triplet meant? Wanted are names among con'),
+             'dml: --losses: expected a known name, got tripet; did you mean triplet? Known are con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
     'no size': (['--size', '8'], '--size', 'digits'),
     'no depth': (['--depth', '2'], '--depth', 'digits'),
@@ -192,29 +192,29 @@ known_at_once = {
     'no loss': (['compare', '--losses', ','], '--losses'),
     'missing folder': (
         ['compare', '--data', 'folder:/nowhere/at/all'], '--data', '/nowhere/at/all'),
-    'missing pictures': (['train', './nowhere'], './nowhere was given', 'no such folder'),
-    'missing folder below': (['train', 'no/where'], 'no/where was given', 'no such folder'),
-    'missing at home': (['train', '~/no-such-folder'], '~/no-such-folder was given'),
-    'nobody at home': (['train', '~nobody-here/photos'], '~nobody-here/photos was given'),
-    'missing table': (['train', 'photos.csv'], 'photos.csv was given', 'no such file'),
+    'missing pictures': (['train', './nowhere'], 'got ./nowhere', 'no such folder'),
+    'missing folder below': (['train', 'no/where'], 'got no/where', 'no such folder'),
+    'missing at home': (['train', '~/no-such-folder'], 'got ~/no-such-folder'),
+    'nobody at home': (['train', '~nobody-here/photos'], 'got ~nobody-here/photos'),
+    'missing table': (['train', 'photos.csv'], 'got photos.csv', 'no such file'),
     'missing table to compare': (['compare', '--data', 'photos.csv'], '--data: ', 'no such file'),
-    'missing zip to measure': (['evaluate', 'MODEL', 'photos.zip'], 'photos.zip was given'),
+    'missing zip to measure': (['evaluate', 'MODEL', 'photos.zip'], 'got photos.zip'),
     'missing vectors to embed': (
-        ['embed', 'MODEL', 'features:z.npz'], 'features:z.npz was given', 'no such file'),
-    'model without a network': (['embed', 'nowhere', 'photos'], 'nowhere was given'),
-    'model to index with': (['index', 'nowhere', 'MODEL'], 'nowhere was given'),
+        ['embed', 'MODEL', 'features:z.npz'], 'got features:z.npz', 'no such file'),
+    'model without a network': (['embed', 'nowhere', 'photos'], 'got nowhere'),
+    'model to index with': (['index', 'nowhere', 'MODEL'], 'got nowhere'),
     'share': (['train', 'digits', '--held-out', '1'], '--held-out: a finite number above 0 and be'),
-    'rate': (['train', 'digits', '--lr', 'nan'], '--lr: a finite number above 0 is wanted'),
+    'rate': (['train', 'digits', '--lr', 'nan'], '--lr: expected a finite number above 0'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
     'unknown option': (['compare', '--lozzes', 'triplet'], '--lozzes', 'See: dml compare --help'),
     'unknown command': (['comprae'], 'comprae', 'See: dml --help'),
-    'model that is none': (['evaluate', 'nowhere', 'photos'], 'nowhere was given'),
-    'folder to index': (['index', 'nowhere', 'photos'], 'photos was given'),
-    'index that is none': (['search', 'nowhere', 'photo.jpg'], 'nowhere was given'),
+    'model that is none': (['evaluate', 'nowhere', 'photos'], 'got nowhere'),
+    'folder to index': (['index', 'nowhere', 'photos'], 'got photos'),
+    'index that is none': (['search', 'nowhere', 'photo.jpg'], 'got nowhere'),
     'a file of vectors below a file': (
         ['embed', 'nowhere', 'photos', '--out', 'FILE/z.npz'], '--out', 'FILE'),
-    'nothing to browse': (['browse', 'nowhere'], 'nowhere was given'),
+    'nothing to browse': (['browse', 'nowhere'], 'got nowhere'),
     'a model of nobody': (['train', 'digits', '--out', '~nobody-here/x'], '~NAME: expected a user'),
     'an index of nobody': (['search', '~nobody-here/x', 'photo.jpg'], '~NAME: expected a user'),
 }
@@ -286,10 +286,10 @@ def test_a_paragraph_of_help_is_as_wide_as_the_terminal(dml, monkeypatch):
 wrong = {
     'share': (['--held-out', '2'], '--held-out: a finite number above 0 and below 1'),
     'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
-    'setting': (['--set', 'gamma=3'], '--set: ', 'temperature=0.1', 'gamma=3 was given'),
-    'value': (['--set', 'temperature=two'], '--set: ', 'temperature=two was given', 'above 0'),
-    'name': (['--loss', 'circel'], 'dml: --loss: circel was given; is circle meant? Wanted are'),
-    'body': (['--body', 'resnet17'], "'resnet17' was given; like it are resnet1", 'embedding.html'),
+    'setting': (['--set', 'gamma=3'], '--set: ', 'temperature=0.1', 'got gamma=3'),
+    'value': (['--set', 'temperature=two'], '--set: ', 'got temperature=two', 'above 0'),
+    'name': (['--loss', 'circel'], 'dml: --loss: expected a known name, got circel; did you mean circle? Known are'),
+    'body': (['--body', 'resnet17'], "got 'resnet17'; like it are resnet1", 'embedding.html'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
     'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),
 }
@@ -331,7 +331,7 @@ def test_broken_image_is_named(tmp_path, dml):
     run = dml(*small, '--data', f'folder:{tmp_path/"data"}', '--out', tmp_path/'out')
     assert run.returncode == 2 and not (tmp_path/'out'/'results.json').exists()
     broken, none_left = run.stderr.splitlines()
-    assert '.png' in broken and 'a picture of each class is wanted' in none_left
+    assert '.png' in broken and 'expected a picture of each class' in none_left
 
 
 @pytest.mark.parametrize('content', ['{"half": ', '[]', '{}', '{"recipe": {}}'])
@@ -762,7 +762,7 @@ def test_more_epochs_are_refused_with_what_to_type_instead(drawings, tmp_path, d
 
 def test_a_broken_picture_is_named_with_the_reason(drawings, tmp_path, dml):
     said = dml(*train_words(drawings, tmp_path, '--epochs', 1)).stderr
-    assert 'broken.jpg: a picture is wanted' in said and '.skipped' not in said
+    assert 'broken.jpg: expected a picture' in said and '.skipped' not in said
 
 
 own_losses = '''from dml_nb.losses import Contrastive, ProxyAnchor
@@ -845,7 +845,7 @@ def test_an_own_loss_may_stop_no_command(tmp_path, dml):
     (tmp_path/'leaves.py').write_text('raise SystemExit(3)')
     for words in (['train', 'digits', '--loss'], ['compare', '--losses']):
         is_one_line(dml(*words, f'{tmp_path}/leaves.py:Mine', '--out', tmp_path/'out'),
-                    'leaves.py was given; SystemExit: 3')
+                    'got leaves.py; SystemExit: 3')
 
 
 def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml):
@@ -946,7 +946,7 @@ def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
 
 def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):
     run = dml('train', 'digits', '--depth', 2, '--out', tmp_path)
-    assert is_one_line(run, 'depth: an option of digits is wanted')
+    assert is_one_line(run, 'depth: expected an option of digits')
 
 
 def test_no_empty_folder_is_left_by_what_failed(tmp_path, dml, model):

@@ -388,7 +388,7 @@ def test_the_nearest_layout_is_asked_for(tmp_path):
     (tmp_path/'devkit').mkdir()
     (tmp_path/'devkit'/'cars_test_annos_withlabels.mat').touch()
     said = refused(lambda: load_data('cars196', tmp_path), 'cars_train, cars_test is missing')
-    assert f'devkit/cars_test_annos_withlabels.mat is wanted in {tmp_path},' in said
+    assert f'expected devkit/cars_test_annos_withlabels.mat in {tmp_path},' in said
 
 
 # ---------------------------------------------------------------- official layouts
@@ -1394,7 +1394,7 @@ def test_features(tmp_path, ending, kind):
         lambda: load_data(path, labels=[1, 1, 1, 1]),
     ):
         refused(call)
-    refused(lambda: load_data(path, labels=[0, 1]), str(path), '4 vectors', '2 was given')
+    refused(lambda: load_data(path, labels=[0, 1]), str(path), '4 vectors', 'got 2')
 
 
 class Trap:

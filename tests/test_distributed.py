@@ -258,7 +258,7 @@ class Fails(PairLoss):
 
     def value_and_weights(self, S, pairs):
         if dist.get_rank() == self.rank:
-            raise ValueError('margin: a number is wanted, a fish was given')
+            raise ValueError('margin: expected a number, got a fish')
         return S.new_zeros(()), torch.zeros_like(S)
 
 
@@ -284,11 +284,11 @@ def check_errors(rank, world):
     def expect(kind, contains, *args, loss=loss, **kwargs):
         raised(kind, contains, lambda: loss(*args, **kwargs))
 
-    expect(ValueError, f'shape (1,) was given {where}', z, labels[:1] if last else labels)
-    expect(TypeError, 'integer classes are wanted', z, labels.double() if last else labels)
+    expect(ValueError, f'got shape (1,) {where}', z, labels[:1] if last else labels)
+    expect(TypeError, 'expected integer classes', z, labels.double() if last else labels)
     expect(ValueError, 'labels: one integer', z, None if last else labels)
     expect(TypeError, 'z: a floating-point tensor', None if last else z, labels)
-    expect(ValueError, f'z: number of columns: the same on all ranks is wanted, rank {world - 1}',
+    expect(ValueError, f'z: expected number of columns: the same on all ranks, rank {world - 1}',
            z[:, :3] if last else z, labels)
     expect(ValueError, 'z: dtype', z.float() if last else z, labels)
     expect(ValueError, 'loss: the same', z, labels,
@@ -298,7 +298,7 @@ def check_errors(rank, world):
     expect(ValueError, 'ref, ref_labels: the same', z, labels, z.detach(), labels)
     expect(ValueError, 'z: at least one row on one', z[:0], labels[:0])
     expect(ValueError, 'tuples: indices from 0 to', z, None, tuples=([0], [1], [len(z)]))
-    expect(ValueError, f'a fish was given {where}', z, labels, loss=distributed(Fails(world - 1)))
+    expect(ValueError, f'got a fish {where}', z, labels, loss=distributed(Fails(world - 1)))
     everywhere = ', '.join(map(str, range(world)))
     expect(ValueError, f'(on ranks {everywhere} of {world})', z, labels[:1])
     assert torch.isfinite(loss(z, labels))

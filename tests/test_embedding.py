@@ -86,7 +86,7 @@ def test_default_weights_are_torchvisions(monkeypatch):
     ('small_convnet', 'DEFAULT'), ('small_convnet', 'imagenet'), ('timm:resnet18', 'imagenet'),
     ('resnet18', True), ('resnet18', 'IMAGENET1K_V1'), (nn.Flatten(), 'DEFAULT')])
 def test_weights_that_there_are_not(arch, weights):
-    with pytest.raises(ValueError, match='weights: None.* is wanted.* was given'):
+    with pytest.raises(ValueError, match='weights: expected None.*.* was given'):
         create_embedder(arch, weights=weights)
 
 
@@ -131,7 +131,7 @@ def test_an_own_network_takes_its_own_names(tmp_path):
     torch.save(given.state_dict() | dict(more=torch.zeros(2)), tmp_path/'more.pt')
     with pytest.raises(ValueError, match='it also has more'):
         create_embedder('lenet', 8, 1, weights=tmp_path/'more.pt')
-    with pytest.raises(ValueError, match=r'shape \(20, 3, 3, 3\) is wanted'):
+    with pytest.raises(ValueError, match=r'expected shape \(20, 3, 3, 3\)'):
         create_embedder('lenet', 8, 3, weights=tmp_path/'mine.pt')
 
 
@@ -143,7 +143,7 @@ def test_a_pickle_is_not_opened(tmp_path):
     torch.save(dict(a=Trap()), tmp_path/'y.pth')
     np.savez(tmp_path/'z.npz', a=np.array([Trap()], dtype=object))
     for name in ('x.pth', 'y.pth', 'z.npz'):
-        with pytest.raises(ValueError, match='tensors under names are wanted'):
+        with pytest.raises(ValueError, match='expected tensors under names'):
             create_embedder('resnet18', weights=tmp_path/name)
     assert not (tmp_path/'sprung').exists()
 
@@ -210,7 +210,7 @@ def test_a_network_of_timm(monkeypatch, tmp_path):
     torch.save(state | {'fc.weight': torch.zeros(7, 6)}, file)
     filled = create_embedder('timm:tiny', 4, weights=file)
     assert filled.body.network[0].weight.detach().min() == 2.
-    with pytest.raises(ValueError, match="'timm:tony' was given; it has tiny"):
+    with pytest.raises(ValueError, match="got 'timm:tony'; it has tiny"):
         create_embedder('timm:tony')
     with pytest.raises(OSError, match='could not be downloaded .no hub'):
         create_embedder('timm:absent', weights='DEFAULT')
@@ -218,7 +218,7 @@ def test_a_network_of_timm(monkeypatch, tmp_path):
 
 def test_missing_timm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'timm', None)
-    with pytest.raises(ImportError, match=r"the extra timm is wanted.*'dml_nb\[timm\]'"):
+    with pytest.raises(ImportError, match=r"expected the extra timm.*'dml_nb\[timm\]'"):
         create_embedder('timm:resnet18')
 
 

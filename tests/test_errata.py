@@ -46,7 +46,7 @@ def change(path, old, new):
         if old in source:
             changed += source.count(old)
             cell['source'] = source.replace(old, new).splitlines(keepends=True)
-    assert changed == 1, f'{old}: once in {path.name} is wanted, {changed} times was found'
+    assert changed == 1, f'{old}: expected once in {path.name}, {changed} times was found'
     path.write_text(json.dumps(cells), encoding='utf-8')
 
 

@@ -329,7 +329,7 @@ def test_classes_below_the_first_folders_are_pointed_at_and_taken(groups):
     with pytest.warns(UserWarning, match='2 pictures lie above .*, group 0/high.png first') as said:
         assert len(load_pictures(groups, 16, depth=2)) == 16
     assert len(said) == 1
-    with pytest.raises(TypeError, match='depth: an option of digits is wanted'):
+    with pytest.raises(TypeError, match='depth: expected an option of digits'):
         load_pictures('digits', depth=2)
 
 

@@ -522,12 +522,12 @@ def test_a_damaged_part_is_refused_by_all(damage, calm, written, tmp_path):
 @needs_fork
 @pytest.mark.long
 def test_as_many_processes_as_wrote_are_wanted(written, tmp_path):
-    with pytest.raises(ValueError, match='processes: 2 are wanted, .*, 1 were given; start 2'):
+    with pytest.raises(ValueError, match='processes: expected 2, got .*, 1; start 2'):
         train(shuffled, tmp_path, written)
     train(shuffled, tmp_path, tmp_path/'alone', every=4)
     assert 0 not in Processes(by_hand, tmp_path, tmp_path/'alone').wait()
     for error in said(tmp_path):
-        assert 'processes: 1 are wanted' in error and '2 were given; start 1' in error
+        assert 'processes: expected 1' in error and 'got 2; start 1' in error
 
 
 @needs_fork
@@ -553,6 +553,6 @@ def test_what_ranks_share_is_written_once(written):
 
 def test_processes_without_a_group_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '2')
-    with pytest.raises(ValueError, match='a process group of 2 is wanted, none was given'):
+    with pytest.raises(ValueError, match='expected a process group of 2, got none'):
         train(learner, tmp_path, tmp_path/'run')
     assert not (tmp_path/'run').exists()

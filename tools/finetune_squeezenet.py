@@ -147,7 +147,7 @@ def main(arguments=None):
         return pack(options.pack, options.sets)
     on_gpu = options.device == 'cuda'
     if options.half and not on_gpu:
-        parser.error('--device cuda is wanted with --half')
+        parser.error('expected --device cuda with --half')
     if options.out is None:
         name = 'gpu_finetune' if on_gpu else 'finetuned_squeezenet'
         options.out = Path('results', f'{name}.json')

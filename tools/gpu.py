@@ -217,7 +217,7 @@ def main(arguments=None):
         print('no GPU that torch can use: nothing was measured')
         return
     if given.folder is None and (given.device == 'cpu' or given.small):
-        parser.error('--folder is wanted with --device cpu or --small')
+        parser.error('expected --folder with --device cpu or --small')
     os.environ.setdefault('DML_NB_DATA', str(root/'.data'))
     if given.step in NEEDED and not trainable(given.step):
         return

@@ -29,7 +29,7 @@ def output_text(output):
         return fenced(''.join(output['text']))
     if output['output_type'] == 'error':
         fault = f'{output["ename"]}: {output["evalue"]}'
-        raise ValueError(f'page: a run without errors is wanted, {fault} was given')
+        raise ValueError(f'page: expected a run without errors, got {fault}')
     data = output['data']
     if 'text/markdown' in data:
         return ''.join(data['text/markdown']).strip()
@@ -79,7 +79,7 @@ def readme():
 if __name__ == '__main__':
     file, text = root/'README.md', readme()
     if sys.argv[1:] not in ([], ['--check']):
-        sys.exit(f'--check or nothing is wanted, {" ".join(sys.argv[1:])!r} was given')
+        sys.exit(f'expected --check or nothing, got {" ".join(sys.argv[1:])!r}')
     if not sys.argv[1:]:
         file.write_text(text, encoding='utf-8')
     elif not file.exists() or file.read_text(encoding='utf-8') != text:

@@ -89,7 +89,7 @@ def publish(folder):
 
 if __name__ == '__main__':
     if len(sys.argv) > 2:
-        sys.exit(f'--check, a folder or nothing is wanted, {" ".join(sys.argv[1:])!r} was given')
+        sys.exit(f'expected --check, a folder or nothing, got {" ".join(sys.argv[1:])!r}')
     if not sys.argv[1:]:
         listing.write_text(llms(), encoding='utf-8')
     elif sys.argv[1] != '--check':

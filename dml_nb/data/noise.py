@@ -42,7 +42,7 @@ def class_names(
     names = [] if isinstance(classes, str) else [str(c) for c in classes]
     if not names or len(set(names)) < len(names):
         raise ValueError(
-            f'classes: their number or different names are wanted, {classes!r} was given')
+            f'classes: expected their number or different names, got {classes!r}')
     return names
 
 # %% ../../nbs/32_data.noise.ipynb #ba2372a3
@@ -58,7 +58,7 @@ def symmetric_noise(
     K = len(class_names(classes))
     if K == 1 and delta > 0 and not include_true:
         raise ValueError(
-            'classes: two or more are wanted where labels are to be wrong, 1 was given')
+            'classes: expected two or more where labels are to be wrong, got 1')
     beside = delta / (K if include_true else max(K - 1, 1))
     kept = 1 - delta + (delta / K if include_true else 0)
     return torch.full((K, K), beside, dtype=torch.float64).fill_diagonal_(kept)
@@ -75,8 +75,9 @@ def class_index(
     if is_integer and 0 <= c < len(names):
         return int(c)
     known = ', '.join(names[:20]) + (', ...' if len(names) > 20 else '')
-    raise ValueError(f'pairs: one of the {len(names)} classes {known}, or an index from 0 to '
-                     f'{len(names) - 1}, is wanted, {c!r} was given')
+    raise ValueError(f'pairs: expected one of the {len(names)} classes {known}, or an index from '
+                     '0 to '
+                     f'{len(names) - 1}, got {c!r}')
 
 # %% ../../nbs/32_data.noise.ipynb #0dc73dc7
 def asymmetric_noise(
@@ -95,10 +96,10 @@ def asymmetric_noise(
         places = [class_index(names, c) for c in pair]
         if len(places) != 2 or places[0] == places[1]:
             given = [names[c] for c in places]
-            raise ValueError(f'pairs: two different classes each are wanted, {given} was given')
+            raise ValueError(f'pairs: expected two different classes each, got {given}')
         i, j = places
         if i in mistaken:
-            raise ValueError(f'pairs: one target is wanted for {names[i]!r}, more were given')
+            raise ValueError(f'pairs: expected one target for {names[i]!r}, got more')
         mistaken.add(i)
         M[i, i] = 1 - delta
         M[i, j] = delta
@@ -146,11 +147,11 @@ def check_matrix(
     "As an array. Raises ValueError unless square, with entries from 0 up and rows that sum to 1."
     M = np.asarray(numbers(matrix), dtype=float)
     if M.ndim != 2 or len(M) != M.shape[-1] or not len(M):
-        raise ValueError(f'matrix: (K, K) is wanted, {M.shape} was given')
+        raise ValueError(f'matrix: expected (K, K), got {M.shape}')
     if not (M >= 0).all() or not (abs(M.sum(1) - 1) < 1e-6).all():
         sums = M.sum(1).round(4).tolist()[:10]
-        raise ValueError('matrix: entries of at least 0 and rows that sum to 1 are wanted, '
-                         f'sums {sums} and least entry {M.min():g} were given')
+        raise ValueError('matrix: expected entries of at least 0 and rows that sum to 1, got '
+                         f'sums {sums} and least entry {M.min():g}')
     return M
 
 def exact_counts(
@@ -176,7 +177,7 @@ def noisy_labels(
     y = as_labels(labels, len(labels)).cpu().numpy()
     if y.max(initial=-1) >= len(M):
         raise ValueError(
-            f'labels: below {len(M)} is wanted for this matrix, {y.max()} was given')
+            f'labels: expected below {len(M)} for this matrix, got {y.max()}')
     u, v = np.random.default_rng(seed).random((2, len(y)))
     others = (M - np.diag(M.diagonal())).cumsum(1)           # (K, K)
     rate = others[:, -1]                                     # (K,)
@@ -204,7 +205,7 @@ def transition_counts(
     y = as_labels(labels, len(labels)).cpu()
     g = as_labels(given, len(y), name='given').cpu()
     if len(y) and max(y.max(), g.max()) >= K:
-        raise ValueError(f'labels: below {K} is wanted, {max(y.max(), g.max())} was given')
+        raise ValueError(f'labels: expected below {K}, got {max(y.max(), g.max())}')
     both = (y >= 0) & (g >= 0)
     return torch.bincount(y[both] * K + g[both], minlength=K * K).view(K, K)
 
@@ -222,14 +223,14 @@ def noisy_images(
     K = len(images.classes)
     if len(check_matrix(matrix)) != K:
         raise ValueError(
-            f'matrix: {K} rows, one per class, are wanted, {len(matrix)} were given')
+            f'matrix: expected {K} rows, one per class, got {len(matrix)}')
     if isinstance(part, str) and part != 'all':
         if images.split is None:
-            raise ValueError("part: indices or a mask of the training images, or 'all', is wanted "
-                             f'without a split, {part!r} was given')
+            raise ValueError("part: expected indices or a mask of the training images, or 'all', "
+                             f'without a split, got {part!r}')
         known = sorted(set(images.split.tolist()))
         if part not in known:
-            raise ValueError(f"part: one of {known} or 'all' is wanted, {part!r} was given")
+            raise ValueError(f"part: expected one of {known} or 'all', got {part!r}")
         part = images.split == part
     where = np.arange(len(images))
     if not isinstance(part, str):
@@ -257,8 +258,8 @@ def wrong_pairs(
         shares = np.full(len(M), 1 / len(M))
     shares = np.asarray(numbers(shares), dtype=float)
     if shares.shape != (len(M),) or not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
-        raise ValueError(f'shares: {len(M)} probabilities that sum to 1 are wanted, '
-                         f'{shares.tolist()} was given')
+        raise ValueError(f'shares: expected {len(M)} probabilities that sum to 1, got '
+                         f'{shares.tolist()}')
     joint = shares[:, None] * M                              # (K, K) P(class, label)
     right = (joint**2).sum()
     same_class = (shares**2).sum()
@@ -293,7 +294,7 @@ def check_runs(
     x = np.asarray(numbers(x), dtype=float)
     if x.ndim != 1 or len(x) < 2 or not np.isfinite(x).all():
         raise ValueError(
-            f'{name}: two or more finite numbers are wanted, {x.tolist()} was given')
+            f'{name}: expected two or more finite numbers, got {x.tolist()}')
     return x
 
 # %% ../../nbs/32_data.noise.ipynb #754f89d1
@@ -325,7 +326,7 @@ def paired_test(
     a = check_runs(a, 'a')
     b = check_runs(b, 'b')
     if len(a) != len(b):
-        raise ValueError('a, b: as many runs of the one as of the other are wanted, '
-                         f'{len(a)} and {len(b)} were given')
+        raise ValueError('a, b: expected as many runs of the one as of the other, got '
+                         f'{len(a)} and {len(b)}')
     apart = a - b
     return student_test(apart.mean(), math.sqrt(apart.var(ddof=1) / len(apart)), len(apart) - 1)

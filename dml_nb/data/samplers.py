@@ -85,8 +85,8 @@ class ClassBatchSampler(Sampler):
         self.without_label, labelled = np.split(order, [self.unlabelled])
         self.present, first = np.unique(self.labels[labelled], return_index=True)
         if len(self.present) < self.classes:
-            raise ValueError(f'classes: at most the {len(self.present)} classes among the '
-                             f'{len(labelled)} labelled images are wanted, {classes} was given')
+            raise ValueError(f'classes: expected at most the {len(self.present)} classes among the '
+                             f'{len(labelled)} labelled images, got {classes}')
         self.members = np.split(labelled, first[1:])         # C arrays of indices
         self.counts = np.array([len(m) for m in self.members])
         self.unlabelled_per_batch = int(check_number(
@@ -99,10 +99,11 @@ class ClassBatchSampler(Sampler):
         if means is None: return None
         means = torch.as_tensor(means).detach().to('cpu', torch.float64, copy=True).numpy()
         if means.ndim != 2 or len(means) != len(self.present) or not means.shape[1]:
-            raise ValueError(f'means: one row for each of the {len(self.present)} classes present '
-                             f'is wanted, shape {means.shape} was given')
+            raise ValueError(f'means: expected one row for each of the {len(self.present)} '
+                             'classes present '
+                             f', got shape {means.shape}')
         if not np.isfinite(means).all():
-            raise ValueError('means: finite numbers are wanted, NaN or infinity was given')
+            raise ValueError('means: expected finite numbers, got NaN or infinity')
         return means
 
 # %% ../../nbs/31_data.samplers.ipynb #ac72e860
@@ -220,8 +221,9 @@ def class_means(
     "Mean embedding of each class in `present`. Raises ValueError for another number of rows."
     z = torch.as_tensor(z).detach().to('cpu', torch.float64).numpy()
     if z.ndim != 2 or len(z) != len(self.labels):
-        raise ValueError(f'z: one embedding for each of the {len(self.labels)} images is wanted, '
-                         f'shape {z.shape} was given')
+        raise ValueError(f'z: expected one embedding for each of the {len(self.labels)} images, '
+                         'got '
+                         f'shape {z.shape}')
     return np.stack([z[members].mean(0) for members in self.members])
 
 # %% ../../nbs/31_data.samplers.ipynb #8cee49a8
@@ -255,7 +257,7 @@ def load_state_dict(
     "Continue there. Raises ValueError, and changes nothing, for a state that does not fit."
     other = [key for key, value in self._identity().items() if state.get(key) != value]
     if other:
-        raise ValueError(f'state: one of this sampler is wanted, {", ".join(other)} differ')
+        raise ValueError(f'state: expected one of this sampler, {", ".join(other)} differ')
     epoch = int(check_number('epoch', state['epoch'], 0, integer=True))
     position = int(check_number('position', state['position'], 0, len(self), integer=True))
     means = self.check_means(state.get('means'))

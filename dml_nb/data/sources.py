@@ -44,7 +44,7 @@ def _sides(size) -> tuple | None: # (height, width)
     if size is None: return None
     sides = (size, size) if np.ndim(size) == 0 else tuple(size)
     if len(sides) != 2:
-        raise ValueError(f'size: one side, or height and width, is wanted, {size!r} was given')
+        raise ValueError(f'size: expected one side, or height and width, got {size!r}')
     return tuple(int(check_number('size', side, lo=1, integer=True)) for side in sides)
 
 # %% ../../nbs/30_data.sources.ipynb #c87601e8
@@ -67,7 +67,7 @@ def _file(path, kind) -> Path:
     "The path; FileNotFoundError unless there is a file"
     path = Path(path or '').expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f'{path}: {kind} is wanted, there is no such file')
+        raise FileNotFoundError(f'{path}: expected {kind}, there is no such file')
     return path
 
 # %% ../../nbs/30_data.sources.ipynb #5bde0c03
@@ -98,7 +98,7 @@ def _fitted(picture, size, fit):
 @contextmanager
 def _opened(file):
     "A PIL image of a path or of a file in a zip, which is what has an `archive`"
-    with _reading(file, 'a picture is wanted', 'what was given cannot be read'):
+    with _reading(file, 'expected a picture', 'what was given cannot be read'):
         content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
         with Image.open(content) as picture:
             yield picture
@@ -153,7 +153,7 @@ def _tensor(name, values) -> Tensor:
     if isinstance(values, Tensor): return values
     a = np.asarray(values)
     if a.dtype.kind not in 'biuf':
-        raise ValueError(f'{name}: numbers are wanted, {a.dtype} of shape {a.shape} was given')
+        raise ValueError(f'{name}: expected numbers, got {a.dtype} of shape {a.shape}')
     shared = a.flags.writeable and a.dtype.isnative and min(a.strides, default=0) >= 0
     if not shared:
         a = np.array(a, dtype=a.dtype.newbyteorder('='), order='C')
@@ -172,15 +172,15 @@ class ImageArray:
         x = _tensor('pixels', pixels)
         if x.ndim == 3: x = x[:, None]
         if x.ndim != 4:
-            raise ValueError('pixels: shape (N, H, W) or (N, C, H, W) is wanted, '
-                             f'{tuple(x.shape)} was given')
+            raise ValueError('pixels: expected shape (N, H, W) or (N, C, H, W), got '
+                             f'{tuple(x.shape)}')
         if x.dtype != torch.uint8:
             if not x.is_floating_point():
-                raise ValueError('pixels: uint8, or floats in [0, 1], is wanted, '
-                                 f'{x.dtype} was given')
+                raise ValueError('pixels: expected uint8, or floats in [0, 1], got '
+                                 f'{x.dtype}')
             if x.numel() and not (x.min() >= 0 and x.max() <= 1):
-                raise ValueError('pixels: floats in [0, 1] are wanted, '
-                                 f'{x.min():g} to {x.max():g} was given')
+                raise ValueError('pixels: expected floats in [0, 1], got '
+                                 f'{x.min():g} to {x.max():g}')
             x = x.float()
         self.pixels = x
         self.shape = tuple(x.shape[1:])
@@ -205,12 +205,12 @@ class _Vectors(ImageArray):
     ):
         x = _tensor('features', vectors)
         if x.ndim != 2 or not x.is_floating_point():
-            raise ValueError('features: floating-point vectors (N, F) are wanted, '
-                             f'{x.dtype} of shape {tuple(x.shape)} was given')
+            raise ValueError('features: expected floating-point vectors (N, F), got '
+                             f'{x.dtype} of shape {tuple(x.shape)}')
         x = x.float().clone()
         if not x.isfinite().all():
             row = int((~x.isfinite().all(1)).nonzero()[0])
-            raise ValueError(f'features: finite numbers are wanted, row {row} holds others')
+            raise ValueError(f'features: expected finite numbers, row {row} holds others')
         self.pixels = x
         self.shape = tuple(x.shape[1:])
 
@@ -228,14 +228,14 @@ def _check_entry(path, info):
     if _leads_outside(name): fault = 'a name that leads outside'
     elif stat.S_ISLNK(info.external_attr >> 16): fault = 'a symbolic link'
     elif info.flag_bits & 1: fault = 'an encrypted entry'
-    if fault: raise ValueError(f'{path}: an archive of plain files is wanted, {name!r} is {fault}')
+    if fault: raise ValueError(f'{path}: expected an archive of plain files, {name!r} is {fault}')
 
 
 def _plain_names(path) -> dict: # {name: name in the zip}; names of folders end in /
     """What lies in a zip, called without a leading ./ and other detours.
 
     Raises ValueError for one that is broken or reaches outside itself."""
-    with _reading(path, 'a zip is wanted'), zipfile.ZipFile(path) as archive:
+    with _reading(path, 'expected a zip'), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     for info in entries:
         _check_entry(path, info)
@@ -243,7 +243,7 @@ def _plain_names(path) -> dict: # {name: name in the zip}; names of folders end 
     plain = [posixpath.normpath(name) + '/' * name.endswith('/') for name in given]
     for name, times in Counter(plain).most_common(1):
         if times > 1:
-            raise ValueError(f'{path}: one entry of each name is wanted, '
+            raise ValueError(f'{path}: expected one entry of each name, '
                              f'{name!r} is there {times} times')
     return dict(zip(plain, given))
 
@@ -282,7 +282,7 @@ class _Archive:
 
     def read(self, name):
         fault = f'{name} cannot be read in it'
-        with _reading(self.path, 'a whole zip is wanted', fault):
+        with _reading(self.path, 'expected a whole zip', fault):
             if self.process != os.getpid():
                 self.opened = zipfile.ZipFile(self.path)
                 self.process = os.getpid()
@@ -381,7 +381,7 @@ def _cache_limit(cache) -> int: # bytes
 # %% ../../nbs/30_data.sources.ipynb #ee455f96
 def _of_one_size(differ) -> ValueError: # to be raised
     "What to say of pictures that differ in size"
-    return ValueError(f'size: pictures of one size are wanted, they differ in size{differ}; '
+    return ValueError(f'size: expected pictures of one size, they differ in size{differ}; '
                       'give a size (size= of load_data, --size of dml compare)')
 
 
@@ -502,15 +502,16 @@ class ImageSet:
         self.split = None if split is None else np.asarray(split)
         for what, values in (('camera', self.camera), ('split', self.split)):
             if values is not None and values.shape != (len(self),):
-                raise ValueError(f'{what}: one value for each of the {len(self)} images is wanted, '
-                                 f'shape {values.shape} was given')
+                raise ValueError(f'{what}: expected one value for each of the {len(self)} images, '
+                                 'got '
+                                 f'shape {values.shape}')
         top = int(self.labels.max(initial=-1))
         if classes is None and top >= 10**7:
-            raise ValueError(f'classes: names are wanted for labels up to {top}, none was given')
+            raise ValueError(f'classes: expected names for labels up to {top}, got none')
         self.classes = [str(c) for c in (range(top + 1) if classes is None else classes)]
         if top >= len(self.classes):
-            raise ValueError(f'labels: -1 to {len(self.classes) - 1} is wanted with '
-                             f'{len(self.classes)} class names, {top} was given')
+            raise ValueError(f'labels: expected -1 to {len(self.classes) - 1} with '
+                             f'{len(self.classes)} class names, got {top}')
 
     def __len__(self):
         return len(self.index)
@@ -600,9 +601,9 @@ def show(
 ):
     "A grid of pictures under their class names; gives the matplotlib figure."
     indices = np.arange(min(20, len(self))) if indices is None else np.asarray(indices)
-    if not len(indices): raise ValueError('indices: a picture is wanted, none was given')
+    if not len(indices): raise ValueError('indices: expected a picture, got none')
     if len(self.source.shape) == 1:
-        raise ValueError('indices: a set of pictures is wanted, this one holds vectors')
+        raise ValueError('indices: expected a set of pictures, this one holds vectors')
     if titles is None:
         titles = [self.classes[y] if y >= 0 else '?' for y in self.labels[indices]]
     rows = math.ceil(len(indices) / columns)
@@ -625,7 +626,7 @@ def _integers(path, values, role='') -> list:
     values = list(values)
     for value in values:
         if not re.fullmatch(r'-?\d{1,18}', value):
-            raise ValueError(f'{path}: integers are wanted{role}, {value!r} was given')
+            raise ValueError(f'{path}: expected integers{role}, got {value!r}')
     return [int(value) for value in values]
 
 
@@ -649,8 +650,8 @@ def _numbered(
     if all(re.fullmatch(r'-?\d+', kind) for kind in kinds):
         order = sorted(kinds, key=lambda kind: (int(kind), kind))
         if order and int(order[0]) < 0 and unlabelled == '-1':
-            raise ValueError(f'{name}: integers from 0 up are wanted as labels, or -1 for '
-                             f'unlabelled, {order[0]} was given')
+            raise ValueError(f'{name}: expected integers from 0 up as labels, or -1 for '
+                             f'unlabelled, got {order[0]}')
     else:
         order = sorted(kinds)
     place = {kind: label for label, kind in enumerate(order)} | {unlabelled: -1}
@@ -662,9 +663,9 @@ def _check_classes(name, labels, classes):
     present = set(np.unique(labels).tolist()) - {-1}
     for label, c in enumerate(classes):
         if label not in present:
-            raise ValueError(f'{name}: a picture of each class is wanted, {str(c)!r} has none')
+            raise ValueError(f'{name}: expected a picture of each class, {str(c)!r} has none')
     if len(present) < 2:
-        raise ValueError(f'{name}: at least two classes are wanted, {len(present)} was given')
+        raise ValueError(f'{name}: expected at least two classes, got {len(present)}')
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
@@ -682,13 +683,13 @@ def _check_files(name, base, files):
     seen = set()
     for file in files:
         if _leads_outside(file):
-            raise ValueError(f'{name}: pictures in {base} are wanted, {file!r} leads outside')
+            raise ValueError(f'{name}: expected pictures in {base}, {file!r} leads outside')
         if file in seen:
-            raise ValueError(f'{name}: each picture once is wanted, {file} is listed twice')
+            raise ValueError(f'{name}: expected each picture once, {file} is listed twice')
         seen.add(file)
     missing = [file for file in files if file not in base]
     if missing:
-        raise FileNotFoundError(f'{name}: {len(files):,} pictures are wanted in {base}, '
+        raise FileNotFoundError(f'{name}: expected {len(files):,} pictures in {base}, '
                                 f'{len(missing):,} are missing, {missing[0]} first')
 
 # %% ../../nbs/30_data.sources.ipynb #5c5324aa
@@ -734,7 +735,7 @@ def _picture_set(
     "The set that a table describes; raises as this section says"
     check_choice('on_error', on_error, 'raise', 'skip')
     if not len(files):
-        raise ValueError(f'{name}: pictures are wanted in {base}, none was found')
+        raise ValueError(f'{name}: expected pictures in {base}, none was found')
     _check_classes(name, labels, classes)
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)
@@ -746,7 +747,7 @@ def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 c
     "Alpaydin and Kaynak's handwritten digits (1998); grey levels 0 to 16 become [0, 1]."
     from sklearn.datasets import load_digits
     if root:
-        raise ValueError(f'digits: no path is wanted, they are embedded; {root} was given')
+        raise ValueError(f'digits: expected no path, got they are embedded; {root}')
     raw = load_digits()
     pixels = (raw.images / 16).astype(np.float32)
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
@@ -807,10 +808,10 @@ def _levels(root, depth) -> list: # of lists of paths: the root, the folders in 
 def _folder(root=None, name=None, depth=1, **options) -> ImageSet:
     "Pictures in one folder per class, those at `depth`; they may lie at any depth in it."
     check_number('depth', depth, lo=1, integer=True)
-    per_class = 'per class is wanted' if depth == 1 else f'at depth {depth} per class is wanted'
+    per_class = 'expected per class' if depth == 1 else f'expected at depth {depth} per class'
     wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) {per_class}'
     if not root or not Path(root).expanduser().is_dir():
-        raise FileNotFoundError(f'{wanted}, {str(root or "")!r} was given and is no folder')
+        raise FileNotFoundError(f'{wanted}, got {str(root or "")!r}, which is no folder')
     root = Path(root).expanduser()
     *higher, classes = levels = _levels(root, depth)
     if not levels[1]:
@@ -866,7 +867,7 @@ def _zip(root=None, name=None, natural=False, depth=1, **options) -> ImageSet:
     check_number('depth', depth, lo=1, integer=True)
     archive, pictures, folders = _files_and_folders(_Archive(root), depth)
     at = '' if depth == 1 else f' at depth {depth}'
-    wanted = f'zip: one folder of pictures{at} per class is wanted'
+    wanted = f'zip: expected one folder of pictures{at} per class'
     if not any(len(p) > 1 for p in pictures):
         raise ValueError(f'{wanted}, {archive.path} holds none')
     on_error = options.get('on_error')
@@ -878,12 +879,12 @@ def _zip(root=None, name=None, natural=False, depth=1, **options) -> ImageSet:
 # %% ../../nbs/30_data.sources.ipynb #7826f7fa
 def _csv_rows(path) -> list: # of (number of the line, list of strings)
     "What stands in a CSV, blanks around the values left out"
-    with _reading(path, 'a CSV in UTF-8 is wanted', 'this is none'):
+    with _reading(path, 'expected a CSV in UTF-8', 'this is none'):
         with open(path, newline='', encoding='utf-8-sig') as file:
             reader = csv.reader(file, strict=True, skipinitialspace=True)
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     if len(rows) < 2:
-        raise ValueError(f'{path}: a line of names and lines of values are wanted, it is empty')
+        raise ValueError(f'{path}: expected a line of names and lines of values, it is empty')
     return rows
 
 
@@ -896,17 +897,17 @@ def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line':
     (_, header), *rows = _csv_rows(path)
     for key, column in called.items():
         if header.count(column) > 1:
-            raise ValueError(f'{path}: one column {column!r} is wanted, it is there twice')
+            raise ValueError(f'{path}: expected one column {column!r}, it is there twice')
         if columns and key in columns and column not in header:
-            raise ValueError(f'{path}: a column {column!r} is wanted, {header} was given')
+            raise ValueError(f'{path}: expected a column {column!r}, got {header}')
     place = {key: header.index(column) for key, column in called.items() if column in header}
     for line, row in rows:
         if len(row) != len(header):
-            raise ValueError(f'{path}, line {line}: {len(header)} values are wanted, '
-                             f'{len(row)} was given')
+            raise ValueError(f'{path}, line {line}: expected {len(header)} values, got '
+                             f'{len(row)}')
         for key, k in place.items():
             if not row[k]:
-                raise ValueError(f'{path}, line {line}: a {called[key]} is wanted, none was given')
+                raise ValueError(f'{path}, line {line}: expected a {called[key]}, got none')
     table = {key: [row[k] for _, row in rows] for key, k in place.items()}
     return table | {'line': [line for line, _ in rows]}
 
@@ -919,8 +920,8 @@ def _cameras(path, table): # (N,) int64, or None
 def _inside(path, line, name):
     "The name of a file without detours; ValueError for one outside the folder of pictures"
     if _leads_outside(name):
-        raise ValueError(f'{path}, line {line}: a file within the folder of pictures is wanted, '
-                         f'{name!r} was given; images= says which folder')
+        raise ValueError(f'{path}, line {line}: expected a file within the folder of pictures, got '
+                         f'{name!r}; images= says which folder')
     return posixpath.normpath(name.replace('\\', '/'))
 
 
@@ -939,7 +940,7 @@ def _beside(path, files, images):
             bases += [archive] + [archive.under(f'{top}/') for top in sorted(tops)[:100]]
     held = [sum(file in base for file in files) for base in bases]
     if not any(held):
-        raise FileNotFoundError(f'{path}: its pictures, {files[0]} first, are wanted in '
+        raise FileNotFoundError(f'{path}: expected its pictures, {files[0]} first, in '
                                 f'{" or ".join(map(str, places))}, none is there')
     return bases[held.index(max(held))]
 
@@ -949,8 +950,8 @@ def _class_names(path, labels, order, names):
     name_of = {}
     for label, name in zip(labels, map(_one_spelling, names)):
         if label >= 0 and name_of.setdefault(label, name) != name:
-            raise ValueError(f'{path}: one class_name for label {order[label]} is wanted, '
-                             f'{name_of[label]!r} and {name!r} was given')
+            raise ValueError(f'{path}: expected one class_name for label {order[label]}, got '
+                             f'{name_of[label]!r} and {name!r}')
     return [name_of[label] for label in range(len(order))]
 
 
@@ -960,7 +961,7 @@ def _check_once(path, files, table):
     for file, label, line in zip(files, table['label'], table['line']):
         if file in first:
             before, other = first[file]
-            raise ValueError(f'{path}: each picture once is wanted, {file} is in line {before} '
+            raise ValueError(f'{path}: expected each picture once, {file} is in line {before} '
                              f'with label {other!r} and in line {line} with label {label!r}')
         first[file] = line, label
 
@@ -971,7 +972,7 @@ def _csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet
     table = _table(path, columns)
     for key in ('file', 'label'):
         if key not in table:
-            raise ValueError(f'{path}: a column {key!r} is wanted, there is none; '
+            raise ValueError(f'{path}: expected a column {key!r}, there is none; '
                              f'columns={{{key!r}: ...}} says what it is called')
     files = [_inside(path, line, file) for line, file in zip(table['line'], table['file'])]
     _check_once(path, files, table)
@@ -988,7 +989,7 @@ def _arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
     ending = path.suffix.lower()
     check_choice('features', ending, '.npy', '.npz', '.safetensors')
     path = _file(path, 'a file of vectors')
-    with _reading(path, 'arrays are wanted', 'the file cannot be read'):
+    with _reading(path, 'expected arrays', 'the file cannot be read'):
         if ending == '.safetensors':
             from safetensors.torch import load_file
             tensors = load_file(path)
@@ -1010,8 +1011,8 @@ def _labels_beside(path) -> dict: # labels, and perhaps split and camera
     if 'label' in table:
         camera = _cameras(text, table)
         return {'labels': table['label'], 'split': table.get('split'), 'camera': camera}
-    raise FileNotFoundError(f'{path}: labels are wanted in {array.name}, or in a column label '
-                            f'of {text.name}, or as labels=; none was given')
+    raise FileNotFoundError(f'{path}: expected labels in {array.name}, or in a column label '
+                            f'of {text.name}, or as labels=; got none')
 
 # %% ../../nbs/30_data.sources.ipynb #0cfd0ac1
 _feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
@@ -1022,8 +1023,8 @@ def _label_values(path, values) -> tuple:
     is_table = isinstance(values, list)
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in 'iuU':
-        raise ValueError(f'{path}: integers or names (N,) are wanted as labels, '
-                         f'{values.dtype} of shape {values.shape} was given')
+        raise ValueError(f'{path}: expected integers or names (N,) as labels, '
+                         f'got {values.dtype} of shape {values.shape}')
     names = values.dtype.kind == 'U' and not is_table
     return values.tolist(), '' if names else '-1'
 
@@ -1034,21 +1035,22 @@ def _features(root=None, labels=None, name=None) -> ImageSet:
     arrays = _arrays(path)
     names = [n for n in _feature_names if n in arrays]
     if len(names) != 1:
-        raise ValueError(f'{path}: one array called {" or ".join(_feature_names)} is wanted, '
-                         f'{", ".join(sorted(arrays))} was given')
+        raise ValueError(f'{path}: expected one array called {" or ".join(_feature_names)}, got '
+                         f'{", ".join(sorted(arrays))}')
     if isinstance(labels, (str, os.PathLike)):
         labels = _arrays(Path(labels))['features']
     if labels is not None:
         arrays['labels'] = np.asarray(labels)
     elif path.suffix.lower() == '.npy': arrays |= _labels_beside(path)
     if 'labels' not in arrays:
-        raise ValueError(f'{path}: an array called labels is wanted, '
-                         f'{", ".join(sorted(arrays))} was given')
+        raise ValueError(f'{path}: expected an array called labels, got '
+                         f'{", ".join(sorted(arrays))}')
     values, unlabelled = _label_values(path, arrays['labels'])
     vectors = _Vectors(arrays[names[0]])
     if len(values) != len(vectors):
-        raise ValueError(f'{path}: one label for each of the {len(vectors):,} vectors is wanted, '
-                         f'{len(values):,} was given')
+        raise ValueError(f'{path}: expected one label for each of the {len(vectors):,} vectors, '
+                         'got '
+                         f'{len(values):,}')
     numbers, classes = _numbered(path, values, unlabelled)
     _check_classes(path, numbers, classes)
     camera, split = arrays.get('camera'), arrays.get('split')
@@ -1091,7 +1093,7 @@ def _find(
     candidates = [(folder, files) for folder in folders for files in layouts]
     folder, files = max(reversed(candidates), key=lambda c: len(c[1]) - len(_missing(*c)))
     raise FileNotFoundError(
-        f'{name}: {", ".join(files)} is wanted in {folder}, {", ".join(_missing(folder, files))} '
+        f'{name}: expected {", ".join(files)} in {folder}, {", ".join(_missing(folder, files))} '
         f'is missing. Put it there from {source}; root= (or {name}:PATH, or the environment '
         'variable DML_NB_DATA) says where else to look')
 
@@ -1112,7 +1114,7 @@ def _fetch(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
-        raise FileNotFoundError(f'{name}: its files are wanted in {base}, they could not be '
+        raise FileNotFoundError(f'{name}: expected its files in {base}, they could not be '
                                 f'downloaded ({error}); root= says where else to look') from error
 
 
@@ -1130,7 +1132,7 @@ def _fetch_torchvision(name, root, dataset, *parts):
 # %% ../../nbs/30_data.sources.ipynb #fc1a4bf5
 def _read_idx(path) -> np.ndarray: # uint8
     "An idx file: two zero bytes, type 8, the number of axes, their lengths, the bytes."
-    with _reading(path, 'an idx file is wanted'):
+    with _reading(path, 'expected an idx file'):
         with (gzip.open(path) if path.suffix == '.gz' else open(path, 'rb')) as file:
             raw = file.read()
     axes = raw[3] if raw[:3] == b'\0\0\x08' and len(raw) > 3 else 0
@@ -1139,7 +1141,7 @@ def _read_idx(path) -> np.ndarray: # uint8
         shape = np.frombuffer(raw, '>i4', count=axes, offset=4).tolist()
         if min(shape) >= 0 and len(raw) == start + math.prod(shape):
             return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
-    raise ValueError(f'{path}: a complete idx file of bytes is wanted, this is none')
+    raise ValueError(f'{path}: expected a complete idx file of bytes, this is none')
 
 # %% ../../nbs/30_data.sources.ipynb #215b98a0
 def _resized(
@@ -1161,8 +1163,8 @@ def _train_and_test(name, parts, classes, size) -> ImageSet:
     "One set of two (or more) parts: {split: (pixels, labels)}"
     for part, (pixels, labels) in parts.items():
         if len(pixels) != len(labels):
-            raise ValueError(f'{name}: one label for each picture of {part} is wanted, '
-                             f'{len(pixels):,} pictures and {len(labels):,} labels were given')
+            raise ValueError(f'{name}: expected one label for each picture of {part}, got '
+                             f'{len(pixels):,} pictures and {len(labels):,} labels')
     pixels = torch.cat([_resized(pixels, size) for pixels, _ in parts.values()])
     labels = np.concatenate([np.asarray(labels, dtype=np.int64) for _, labels in parts.values()])
     split = np.repeat(list(parts), [len(labels) for _, labels in parts.values()])
@@ -1213,7 +1215,7 @@ def _torchvision_parts(name, root, download, folder, dataset, parts, source) -> 
     try:
         return around/folder, {split: make(around, **options) for split, options in parts.items()}
     except Exception as error:
-        raise ValueError(f'{name}: the published files are wanted in {around/folder}, others are '
+        raise ValueError(f'{name}: expected the published files in {around/folder}, others are '
                          f'there ({error}); remove them, then download=True') from error
 
 # %% ../../nbs/30_data.sources.ipynb #f63de933
@@ -1283,7 +1285,7 @@ def _omniglot_folders(folder, size) -> tuple: # pixels, labels, classes, split
         for character in characters:
             files = sorted(character.glob('*.png'))
             if not files:
-                raise ValueError('omniglot: pictures of each character are wanted, '
+                raise ValueError('omniglot: expected pictures of each character, '
                                  f'{character} holds none')
             ink += [1 - read_image(file, mode='L')[0] for file in files]
             labels += [len(classes)] * len(files)
@@ -1309,7 +1311,7 @@ def _omniglot(root=None, download=False, size=28) -> ImageSet:
 
 # %% ../../nbs/30_data.sources.ipynb #aa347d8e
 def _lines(path) -> list: # of strings
-    with _reading(path, 'text is wanted'):
+    with _reading(path, 'expected text'):
         return Path(path).read_text(encoding='utf-8').splitlines()
 
 
@@ -1320,8 +1322,8 @@ def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
         if not line.strip(): continue
         row = line.split(None, count - 1) if last else line.split()
         if len(row) != count:
-            raise ValueError(f'{path}, line {number}: {count} values are wanted, '
-                             f'{line!r:.80} was given')
+            raise ValueError(f'{path}, line {number}: expected {count} values, got '
+                             f'{line!r:.80}')
         rows.append([value.strip() for value in row])
     return rows
 
@@ -1332,7 +1334,7 @@ def _by_number(path) -> dict: # {number: text}
     numbers = _integers(path, [number for number, _ in rows])
     if len(set(numbers)) < len(numbers):
         number = Counter(numbers).most_common(1)[0][0]
-        raise ValueError(f'{path}: each number once is wanted, {number} is there twice')
+        raise ValueError(f'{path}: expected each number once, {number} is there twice')
     return dict(zip(numbers, [text for _, text in rows]))
 
 
@@ -1343,10 +1345,10 @@ def _cub200_index(folder) -> tuple: # files, labels, classes, split
     labels = _by_number(folder/'image_class_labels.txt')
     labels = dict(zip(labels, _integers(folder/'image_class_labels.txt', labels.values())))
     if odd := sorted(names.keys() ^ labels.keys()):
-        raise ValueError(f'{folder}: a label for each picture is wanted, picture {odd[0]} is not '
+        raise ValueError(f'{folder}: expected a label for each picture, picture {odd[0]} is not '
                          'in both of images.txt and image_class_labels.txt')
     if odd := sorted(set(labels.values()) - classes.keys()):
-        raise ValueError(f'{folder}: a name for each class is wanted, class {odd[0]} is not in '
+        raise ValueError(f'{folder}: expected a name for each class, class {odd[0]} is not in '
                          'classes.txt')
     order = sorted(classes)
     place = {number: label for label, number in enumerate(order)}
@@ -1367,7 +1369,7 @@ def _cub200(root=None, **options) -> ImageSet:
 def _matlab(path, variable) -> np.ndarray: # one dimension
     "A variable of a .mat file"
     from scipy.io import loadmat
-    with _reading(path, f'a MATLAB file with {variable} is wanted', 'this cannot be read'):
+    with _reading(path, f'expected a MATLAB file with {variable}', 'this cannot be read'):
         return np.atleast_1d(loadmat(path, squeeze_me=True)[variable])
 
 
@@ -1376,7 +1378,7 @@ def _cars_rows(path, folder, file_key) -> tuple: # names and class numbers
     rows = _matlab(path, 'annotations')
     for key in (file_key, 'class'):
         if key not in (rows.dtype.names or ()):
-            raise ValueError(f'{path}: annotations with {key!r} are wanted, they are without; the '
+            raise ValueError(f'{path}: expected annotations with {key!r}, they are without; the '
                              'test half has its classes in cars_test_annos_withlabels.mat')
     return [f'{folder}{row[file_key]}' for row in rows], _integers(path, map(str, rows['class']))
 
@@ -1384,8 +1386,8 @@ def _cars_rows(path, folder, file_key) -> tuple: # names and class numbers
 def _cars_parts(files, numbers, classes) -> tuple: # files, labels, classes, split
     "Labels and split of Cars196: classes 1 to 98 train"
     if not 1 <= min(numbers) <= max(numbers) <= len(classes):
-        raise ValueError(f'cars196: classes from 1 to {len(classes)} are wanted, '
-                         f'{min(numbers)} to {max(numbers)} was given')
+        raise ValueError(f'cars196: expected classes from 1 to {len(classes)}, got '
+                         f'{min(numbers)} to {max(numbers)}')
     split = np.where(np.array(numbers) <= 98, 'train', 'test')
     return files, [c - 1 for c in numbers], classes, split
 
@@ -1446,8 +1448,8 @@ def _inshop_index(path) -> tuple: # files, labels, classes, split
         check_choice(f'{path}: evaluation_status', part, 'train', 'query', 'gallery')
     stated = _integers(path, ' '.join(_lines(path)[:1]).split())
     if stated != [len(rows)]:
-        raise ValueError(f'{path}: as many rows as its first line says are wanted, {stated} is '
-                         f'said and {len(rows):,} were given')
+        raise ValueError(f'{path}: expected as many rows as its first line says, got {stated} is '
+                         f'said and {len(rows):,}')
     labels, classes = _numbered('inshop', [item for _, item, _ in rows])
     return [file for file, _, _ in rows], labels, classes, np.array([part for _, _, part in rows])
 
@@ -1470,8 +1472,8 @@ def _market1501_index(parts): # {split: names of pictures with their folder}
         for name in names:
             found = re.fullmatch(r'(-1|\d{4})_c(\d)s\d_\d{6}_\d{2}(\.jpg)+', name.split('/')[-1])
             if not found:
-                raise ValueError('market1501: a name as 0002_c1s1_000451_03.jpg is wanted, '
-                                 f'{name} was given')
+                raise ValueError('market1501: expected a name as 0002_c1s1_000451_03.jpg, got '
+                                 f'{name}')
             junk = found[1] == '-1' and part == 'gallery'
             files.append(name)
             people.append(found[1])
@@ -1497,19 +1499,19 @@ def _read_pairs(path) -> list: # of ((person, number), (person, number), same, f
     rows = [line.split() for line in _lines(path) if line.strip()]
     head = _integers(path, rows[0]) if rows else []
     if len(head) not in (1, 2) or min(head) < 1:
-        raise ValueError(f'{path}: a number of folds and of pairs is wanted at its head, '
-                         f'{head} was given')
+        raise ValueError(f'{path}: expected a number of folds and of pairs at its head, '
+                         f'got {head}')
     folds, n = head if len(head) == 2 else (1, head[0])
     if len(rows) - 1 != 2 * folds * n:
-        raise ValueError(f'{path}: {2 * folds * n:,} pairs are wanted, {len(rows) - 1:,} was given')
+        raise ValueError(f'{path}: expected {2 * folds * n:,} pairs, got {len(rows) - 1:,}')
     pairs = []
     for k, row in enumerate(rows[1:]):
         fold, place = divmod(k, 2 * n)
         same = place < n
         if len(row) != (3 if same else 4):
             people = 'one person' if same else 'two people'
-            raise ValueError(f'{path}: pair {k + 1} is wanted of {people}, '
-                             f'{" ".join(row)!r} was given')
+            raise ValueError(f'{path}: expected pair {k + 1} of {people}, '
+                             f'got {" ".join(row)!r}')
         second = row[0] if same else row[2]
         i, j = _integers(path, [row[1], row[-1]])
         pairs.append(((row[0], i), (second, j), same, fold))
@@ -1524,7 +1526,7 @@ def _lfw_pairs(path, files) -> np.ndarray: # (P, 4) int64
         stems = [f'{person}_{number:04}' for person, number in (first, second)]
         for stem in stems:
             if stem not in place:
-                raise FileNotFoundError(f'{path}: a picture {stem}.jpg is wanted, it is not there')
+                raise FileNotFoundError(f'{path}: expected a picture {stem}.jpg, it is not there')
         rows.append((*(place[stem] for stem in stems), same, fold))
     return np.array(rows, dtype=np.int64)
 
@@ -1611,7 +1613,7 @@ def _name_and_path(name_or_path) -> tuple: # name of a source, path or ''
     if ending and not place.is_dir(): return ending, text
     if is_path or os.sep in text or (text and place.is_dir()):
         return 'folder', text
-    raise ValueError(f'data: a source or a folder is wanted, {name_or_path!r} was given, and there '
+    raise ValueError(f'data: expected a source or a folder, got {name_or_path!r}, and there '
                      f'is no such folder; possible are {", ".join(_sources)}; NAME:PATH says where '
                      'the files lie')
 
@@ -1648,22 +1650,22 @@ def load_data(
     missing, TypeError for an option that the source does not take."""
     if not isinstance(name_or_path, (str, os.PathLike)):
         given = type(name_or_path).__name__
-        raise TypeError(f'data: a name or a path is wanted, a {given} was given')
+        raise TypeError(f'data: expected a name or a path, got a {given}')
     name, path = _name_and_path(name_or_path)
     if path and root is not None:
-        raise ValueError(f'root: one place is wanted, {path} and {root} were given')
+        raise ValueError(f'root: expected one place, got {path} and {root}')
     reader = _sources[name]
     taken = _options_of(reader)
     for option in options:
         if option not in taken:
             known = ', '.join(taken) or 'it has none'
-            raise TypeError(f'{option}: an option of {name} is wanted ({known}), '
-                            f'{option}= was given')
+            raise TypeError(f'{option}: expected an option of {name} ({known}), '
+                            f'got {option}=')
     if 'download' in inspect.signature(reader).parameters:
         options['download'] = download
     elif download:
-        raise ValueError(f'download: False is wanted, {name} is only read from disk; '
-                         f'{download!r} was given')
+        raise ValueError(f'download: expected False, got {name} is only read from disk; '
+                         f'{download!r}')
     return reader(root if root is not None else path or None, **options)
 
 # %% ../../nbs/30_data.sources.ipynb #71ce7e83
@@ -1707,10 +1709,10 @@ def split_by_class(
         chosen = np.unique(_label_array(list(train_classes)))
     absent = sorted(set(chosen.tolist()) - set(present.tolist()))
     if absent:
-        raise ValueError(f'train_classes: some of the labels are wanted, {absent} was given')
+        raise ValueError(f'train_classes: expected some of the labels, got {absent}')
     if not 0 < len(chosen) < len(present):
-        raise ValueError('train_classes: at least one class on each side is wanted, '
-                         f'{len(chosen)} of {len(present)} was given')
+        raise ValueError('train_classes: expected at least one class on each side, got '
+                         f'{len(chosen)} of {len(present)}')
     inside = np.isin(labels, chosen)
     return np.flatnonzero(inside), np.flatnonzero(~inside & (labels >= 0))
 
@@ -1720,8 +1722,8 @@ def _crop_sides(x, side) -> tuple: # height, width
     height, width = _sides(side)
     H, W = x.shape[-2:]
     if height > H or width > W:
-        raise ValueError(f'side: at most the {H}×{W} of the pictures is wanted, '
-                         f'{height}×{width} was given')
+        raise ValueError(f'side: expected at most the {H}×{W} of the pictures, got '
+                         f'{height}×{width}')
     return height, width
 
 
@@ -1823,7 +1825,7 @@ class _TurnedImages:
         k, i = divmod(int(i), len(self.source))
         x = self.source[i]
         if x.ndim != 3 or x.shape[1] != x.shape[2]:
-            raise ValueError(f'size: square pictures are wanted, {tuple(x.shape)} was given; only '
+            raise ValueError(f'size: expected square pictures, got {tuple(x.shape)}; only '
                              'square ones can be turned: give size= to load_data')
         x = torch.rot90(x, k % 4, (1, 2))
         return x.flip(2) if k >= 4 else x

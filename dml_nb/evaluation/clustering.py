@@ -43,15 +43,15 @@ def _rows(
     be embeddings, ValueError naming how many rows hold NaN or infinity."""
     if isinstance(z, np.ndarray):
         if z.dtype.kind != 'f':
-            raise TypeError(f'{name}: floating-point embeddings are wanted, {z.dtype} was given')
+            raise TypeError(f'{name}: expected floating-point embeddings, got {z.dtype}')
         z = torch.from_numpy(np.array(z, dtype=np.float64))
     z = check_embeddings(z, name).detach()
     bad = int((~z.isfinite()).any(1).sum())
     if bad:
-        raise ValueError(f'{name}: finite embeddings are wanted, {bad} of {len(z)} rows with '
-                         f'NaN or infinity were given')
+        raise ValueError(f'{name}: expected finite embeddings, got {bad} of {len(z)} rows with '
+                         f'NaN or infinity')
     if columns is not None and z.shape[1] != columns:
-        raise ValueError(f'{name}: {columns} columns are wanted, {z.shape[1]} were given')
+        raise ValueError(f'{name}: expected {columns} columns, got {z.shape[1]}')
     return (z.cpu() if z.device.type == 'mps' else z).double()
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #4ff9a9f9
@@ -75,7 +75,7 @@ def _labelled(
     x = _rows(z, names[0], columns)
     classes, codes = _classes(labels, len(x), names[1])
     if not len(classes):
-        raise ValueError(f'{names[1]}: at least one label from 0 up is wanted, none was given')
+        raise ValueError(f'{names[1]}: expected at least one label from 0 up, got none')
     return x[torch.from_numpy(codes >= 0).to(x.device)], classes, codes[codes >= 0]
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #251b528b
@@ -103,8 +103,8 @@ def cluster(
     x = _points(_rows(z), distance).float().cpu().numpy()
     check_number('k', k, lo=1, integer=True)
     if k > len(x):
-        raise ValueError(f'k: at most as many clusters as rows, {len(x)}, are wanted, '
-                         f'{k} was given')
+        raise ValueError(f'k: expected at most as many clusters as rows, {len(x)}, got '
+                         f'{k}')
     check_number('seed', seed, lo=0, hi=2**31 - 1, integer=True)
     check_number('restarts', restarts, lo=1, integer=True)
     check_number('iterations', iterations, lo=1, integer=True)
@@ -125,7 +125,7 @@ def representatives(
     x = _points(_rows(z), distance).cpu().numpy()
     classes, codes = _classes(assigned, len(x), 'assigned')
     if not len(classes):
-        raise ValueError('assigned: at least one cluster from 0 up is wanted, none was given')
+        raise ValueError('assigned: expected at least one cluster from 0 up, got none')
     rows = np.flatnonzero(codes >= 0)
     x, codes = x[rows], codes[rows]
     sums = np.zeros((len(classes), x.shape[1]))
@@ -251,11 +251,11 @@ def linear_probe(
     train_x, train_classes, train_codes = _labelled(train_z, train_labels, None, names)
     x, classes, codes = _labelled(z, labels, train_x.shape[1])
     if len(train_classes) < 2:
-        raise ValueError(f'train_labels: at least two classes are wanted, '
-                         f'{len(train_classes)} was given')
+        raise ValueError(f'train_labels: expected at least two classes, got '
+                         f'{len(train_classes)}')
     if train_classes.dtype.kind != classes.dtype.kind:
-        raise TypeError('labels: integers on both sides or strings on both are wanted, '
-                        'one of each was given')
+        raise TypeError('labels: expected integers on both sides or strings on both, got '
+                        'one of each')
     train_x, x = (unit(rows).cpu().numpy() for rows in (train_x, x))
     held = _held_out(train_codes, np.random.default_rng(seed))
     strengths = (1., 10., 100.)
@@ -330,8 +330,8 @@ def few_shot(
     members = np.split(codes.argsort(kind='stable'), np.bincount(codes).cumsum()[:-1])
     able = [rows for rows in members if len(rows) > shots]
     if len(able) < ways:
-        raise ValueError(f'labels: {ways} classes of {shots + 1} items or more are wanted, '
-                         f'{len(able)} of {len(classes)} were given')
+        raise ValueError(f'labels: expected {ways} classes of {shots + 1} items or more, got '
+                         f'{len(able)} of {len(classes)}')
     values = [_episode_accuracy(x, drawn, shots)
               for drawn in _episodes(able, ways, shots + queries, episodes, seed)]
     mean, error = np.mean(values), np.std(values, ddof=1) / math.sqrt(episodes)

@@ -40,8 +40,8 @@ def as_integers(
     if ids.size:
         for value in (int(ids.min()), int(ids.max())):
             if not -2**63 <= value < 2**63:
-                message = '64-bit signed integers are wanted'
-                raise ValueError(f'{name}: {message}, {value} was given')
+                message = 'expected 64-bit signed integers'
+                raise ValueError(f'{name}: {message}, got {value}')
     return torch.from_numpy(ids.astype(np.int64))
 
 def as_ids(
@@ -59,15 +59,15 @@ def as_ids(
         text = [isinstance(value, str) for value in ids.flat]
         if all(text):
             if ids.shape != (n,):
-                wanted = f'one for each of the {n} rows is wanted'
-                raise ValueError(f'{name}: {wanted}, shape {ids.shape} was given')
+                wanted = f'expected one for each of the {n} rows'
+                raise ValueError(f'{name}: {wanted}, got shape {ids.shape}')
             return ids.astype(str)
         if any(text):
-            wanted = 'all integers or all strings are wanted'
-            raise TypeError(f'{name}: {wanted}, a mixture was given')
+            wanted = 'expected all integers or all strings'
+            raise TypeError(f'{name}: {wanted}, got a mixture')
         if not all(_is_integer(value) for value in ids.flat):
-            given = f'{ids.tolist()!r:.80} was given'
-            raise TypeError(f'{name}: integers or strings are wanted, {given}')
+            given = f'got {ids.tolist()!r:.80}'
+            raise TypeError(f'{name}: expected integers or strings, {given}')
     if ids.dtype.kind in 'iuO':
         ids = as_integers(ids, name)
     return as_labels(ids, n, device='cpu', name=name)
@@ -88,8 +88,8 @@ def shared_codes(
         codes = shared_codes(ids, ids[:0], name)[0]
         return codes, codes
     if isinstance(ids, Tensor) != isinstance(gallery_ids, Tensor):
-        wanted = 'integers on both sides or strings on both are wanted'
-        raise TypeError(f'{name}: {wanted}, integers and strings were given')
+        wanted = 'expected integers on both sides or strings on both'
+        raise TypeError(f'{name}: {wanted}, got integers and strings')
     if isinstance(ids, Tensor):
         both = torch.cat([ids, gallery_ids])
         codes = torch.unique(both, return_inverse=True)[1].masked_fill(both < 0, -1)
@@ -120,16 +120,16 @@ def gathered(
         if table is None:
             table = block.new_empty(n, block.shape[1])
         if block.shape[1] != table.shape[1] or block.dtype != table.dtype:
-            wanted = f'blocks of {table.shape[1]} columns of {table.dtype} are wanted'
-            raise ValueError(f'{name}: {wanted}, {block.shape[1]} of {block.dtype} were given')
+            wanted = f'expected blocks of {table.shape[1]} columns of {table.dtype}'
+            raise ValueError(f'{name}: {wanted}, got {block.shape[1]} of {block.dtype}')
         if filled + len(block) > n:
-            wanted = f'{n} rows are wanted, one for each label'
-            raise ValueError(f'{name}: {wanted}, at least {filled + len(block)} were given')
+            wanted = f'expected {n} rows, one for each label'
+            raise ValueError(f'{name}: {wanted}, got at least {filled + len(block)}')
         table[filled:filled + len(block)] = block
         filled += len(block)
     if filled < n or not n:
-        wanted = f'{n or "some"} rows are wanted, one for each label'
-        raise ValueError(f'{name}: {wanted}, {filled} were given')
+        wanted = f'expected {n or "some"} rows, one for each label'
+        raise ValueError(f'{name}: {wanted}, got {filled}')
     return table
 
 def readable(
@@ -142,14 +142,14 @@ def readable(
         try:
             dtype = native(z.reshape(-1)[:0]).dtype
         except TypeError:
-            wanted = 'floating-point embeddings are wanted'
-            raise TypeError(f'{name}: {wanted}, {z.dtype} was given') from None
+            wanted = 'expected floating-point embeddings'
+            raise TypeError(f'{name}: {wanted}, got {z.dtype}') from None
         check_embeddings(torch.empty(z.shape, dtype=dtype, device='meta'), name)
         return z
     if isinstance(z, Iterable) and not isinstance(z, (Tensor, str, bytes, dict)):
         if not hasattr(labels, '__len__'):
-            given = f'a {type(labels).__name__} was given'
-            raise TypeError(f'labels: a sequence is wanted beside an iterator of blocks, {given}')
+            given = f'got a {type(labels).__name__}'
+            raise TypeError(f'labels: expected a sequence beside an iterator of blocks, {given}')
         return gathered(z, name, len(labels))
     return check_embeddings(z, name).detach()
 
@@ -175,7 +175,7 @@ class Rows:
         bad = sum(int((~self.read(rows).isfinite()).any(1).sum()) for rows in self.steps(len(self)))
         if bad:
             given = f'{bad} of {len(self)} rows hold NaN or infinity'
-            raise ValueError(f'{name}: finite embeddings are wanted, {given}')
+            raise ValueError(f'{name}: expected finite embeddings, {given}')
 
     def __len__(self):
         return len(self.source)
@@ -672,7 +672,7 @@ class RetrievalReport(dict):
         "The values of one measure; raises KeyError, listing the measures, for an unknown one"
         if key not in self.per_query:
             known = ', '.join(self.per_query)
-            raise KeyError(f'key: a measure of this report is wanted ({known}), {key!r} was given')
+            raise KeyError(f'key: expected a measure of this report ({known}), got {key!r}')
         return self.per_query[key]
 
     def __repr__(self):
@@ -729,7 +729,7 @@ def interval(
     values = self.measure(key)
     values = values[~values.isnan()]
     if not len(values):
-        raise ValueError(f'{key}: at least one query with a value is wanted, 0 were given')
+        raise ValueError(f'{key}: expected at least one query with a value, got 0')
     means = resampled_means(values, draws, torch.Generator().manual_seed(seed))
     return middle(means, level)
 
@@ -769,7 +769,7 @@ def distinct(
 ) -> tuple: # list of the k classes in order, (n,) int64 codes, −1 for a negative id
     "The classes that occur, and which one each row has"
     if ids is None:
-        raise ValueError('labels: a report made by `evaluate` is wanted, one without was given')
+        raise ValueError('labels: expected a report made by `evaluate`, got one without')
     if isinstance(ids, Tensor):
         known = torch.unique(ids[ids >= 0])
         return known.tolist(), torch.searchsorted(known, ids).masked_fill(ids < 0, -1)
@@ -844,14 +844,14 @@ def paired(
     check_resampling(level, draws)
     a, b = report_a.measure(key), report_b.measure(key)
     if len(a) != len(b) or not same_ids(report_a.labels, report_b.labels):
-        wanted = 'reports of the same queries in the same order are wanted'
-        given = f'{len(a)} and {len(b)} different ones were given'
+        wanted = 'expected reports of the same queries in the same order'
+        given = f'got {len(a)} and {len(b)} different ones'
         raise ValueError(f'report_a, report_b: {wanted}, {given}')
     both = ~(a.isnan() | b.isnan())
     d = (a - b)[both]
     if not len(d):
-        wanted = 'at least one query that counts in both is wanted'
-        raise ValueError(f'report_a, report_b: {wanted}, 0 were given')
+        wanted = 'expected at least one query that counts in both'
+        raise ValueError(f'report_a, report_b: {wanted}, got 0')
     generator = torch.Generator().manual_seed(seed)
     low, high = middle(resampled_means(d, draws, generator), level)
     observed = d.mean()
@@ -878,10 +878,10 @@ def check_ks(
     integers = isinstance(ks, (list, tuple, range)) and all(
         isinstance(k, (int, np.integer)) and not isinstance(k, bool) for k in ks)
     if not integers:
-        raise TypeError(f'ks: a list or tuple of integers is wanted, {ks!r} was given')
+        raise TypeError(f'ks: expected a list or tuple of integers, got {ks!r}')
     if not len(ks) or min(ks) < 1:
-        wanted = 'at least one integer, all of them 1 or more, is wanted'
-        raise ValueError(f'ks: {wanted}, {ks!r} was given')
+        wanted = 'expected at least one integer, all of them 1 or more,'
+        raise ValueError(f'ks: {wanted}, got {ks!r}')
     return tuple(int(k) for k in ks)
 
 def collect(
@@ -919,12 +919,12 @@ def two_sides(
         return rows, rows
     places = {side.device for side in (z, gallery) if isinstance(side, Tensor)}
     if device is None and len(places) > 1:
-        given = f'{gallery.device} was given'
-        raise ValueError(f'gallery: a tensor on {z.device} is wanted, as z is, {given}')
+        given = f'got {gallery.device}'
+        raise ValueError(f'gallery: expected a tensor on {z.device}, as z is, {given}')
     device = next(iter(places), None) if device is None else device
     x, g = Rows(z, 'z', labels, device), Rows(gallery, 'gallery', gallery_labels, device)
     if x.dim != g.dim:
-        raise ValueError(f'gallery: {x.dim} columns are wanted, as in z, {g.dim} were given')
+        raise ValueError(f'gallery: expected {x.dim} columns, as in z, got {g.dim}')
     x.dtype = g.dtype = torch.promote_types(x.dtype, g.dtype)
     return x, g
 
@@ -949,14 +949,14 @@ def evaluate(
     cameras or cut-offs, and ValueError without a labelled query and a labelled gallery item."""
     ks, alone = check_ks(ks), gallery is None
     if no_match not in ('skip', 'miss'):
-        raise ValueError(f"no_match: 'skip' or 'miss' is wanted, {no_match!r} was given")
+        raise ValueError(f"no_match: expected 'skip' or 'miss', got {no_match!r}")
     if alone != (gallery_labels is None):
-        raise ValueError('gallery, gallery_labels: both or neither are wanted, one was given')
+        raise ValueError('gallery, gallery_labels: expected both or neither, got one')
     if (cameras is None) != (gallery_cameras is None) and (not alone or cameras is None):
-        wanted = 'both are wanted with a gallery, cameras alone without one'
-        raise ValueError(f'cameras, gallery_cameras: {wanted}, one was given')
+        wanted = 'expected both with a gallery, cameras alone without one'
+        raise ValueError(f'cameras, gallery_cameras: {wanted}, got one')
     if alone and gallery_cameras is not None:
-        raise ValueError('gallery_cameras: a gallery is wanted with them, none was given')
+        raise ValueError('gallery_cameras: expected a gallery with them, got none')
 
     x, g = two_sides(z, gallery, labels, gallery_labels, device)
     ids = as_ids(labels, len(x))
@@ -964,8 +964,8 @@ def evaluate(
     y, gy = shared_codes(ids, None if alone else gallery_ids)
     queries, items = int((y >= 0).sum()), int((gy >= 0).sum())
     if not queries or not items:
-        wanted = 'at least one labelled query and one labelled gallery item are wanted'
-        raise ValueError(f'labels: {wanted}, {queries} and {items} were given')
+        wanted = 'expected at least one labelled query and one labelled gallery item'
+        raise ValueError(f'labels: {wanted}, got {queries} and {items}')
     c = gc = None
     if cameras is not None:
         c = as_ids(cameras, len(x), 'cameras')

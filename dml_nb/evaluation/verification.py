@@ -86,8 +86,8 @@ def tar(
     check_number('far', far, lo=0, hi=1)
     N = self['negatives']
     if far < 1 / N:
-        raise ValueError(f'far: at least 1/{N} = {1 / N:.3g} is wanted, one false accept '
-                         f'among {N:,} different pairs, {far:g} was given; '
+        raise ValueError(f'far: expected at least 1/{N} = {1 / N:.3g}, one false accept '
+                         f'among {N:,} different pairs, got {far:g}; '
                          f'the first points of roc() have no false accept at all')
     last = int(np.flatnonzero(self._wrong / N <= far)[-1])
     return float(self._accepted[last] / self['positives'])
@@ -110,13 +110,13 @@ def _pairs(
     s = scores.detach().cpu() if isinstance(scores, Tensor) else scores
     s = s.double().numpy() if isinstance(s, Tensor) else np.asarray(s)
     if s.dtype.kind not in 'fiu':
-        raise TypeError(f'scores: real numbers are wanted, {s.dtype} was given')
+        raise TypeError(f'scores: expected real numbers, got {s.dtype}')
     if s.ndim != 1:
-        raise ValueError(f'scores: one number for each pair is wanted, shape {s.shape} was given')
+        raise ValueError(f'scores: expected one number for each pair, got shape {s.shape}')
     s = s.astype(np.float64)
     if bad := int((~np.isfinite(s)).sum()):
-        raise ValueError(f'scores: finite numbers are wanted, {bad} of {len(s)} that are NaN or '
-                         f'infinite were given')
+        raise ValueError(f'scores: expected finite numbers, got {bad} of {len(s)} that are NaN or '
+                         f'infinite')
     y = np.asarray(same.detach().cpu() if isinstance(same, Tensor) else same)
     if y.dtype == object and all(isinstance(v, (bool, np.bool_)) for v in y.flat):
         y = y.astype(bool)
@@ -124,10 +124,10 @@ def _pairs(
         y = as_labels(same, len(s), torch.device('cpu'), name='same', missing='nothing').numpy()
         if ((y != 0) & (y != 1)).any():
             other = y[(y != 0) & (y != 1)][0]
-            raise ValueError(f'same: booleans, or 0 and 1, are wanted, {other} was given')
+            raise ValueError(f'same: expected booleans, or 0 and 1, got {other}')
     if y.shape != s.shape:
-        raise ValueError(f'same: one boolean for each of the {len(s)} scores is wanted, '
-                         f'shape {y.shape} was given')
+        raise ValueError(f'same: expected one boolean for each of the {len(s)} scores, got '
+                         f'shape {y.shape}')
     return s, y.astype(bool)
 
 # %% ../../nbs/42_evaluation.verification.ipynb #f880a594
@@ -138,8 +138,8 @@ def _check_both(
 ):
     "Raise ValueError unless there are pairs of both kinds."
     if not positives or not negatives:
-        raise ValueError(f'{name}: pairs of one class and pairs of two are wanted, '
-                         f'{positives:,} and {negatives:,} were given')
+        raise ValueError(f'{name}: expected pairs of one class and pairs of two, got '
+                         f'{positives:,} and {negatives:,}')
 
 
 def _report_of(
@@ -224,7 +224,7 @@ def _all_pairs(
     codes = torch.from_numpy(_classes(labels, len(x))[1]).to(x.device)
     x, codes = unit(x[codes >= 0]), codes[codes >= 0]
     if not len(x):
-        raise ValueError('labels: at least one label from 0 up is wanted, none was given')
+        raise ValueError('labels: expected at least one label from 0 up, got none')
     blocks = _pair_blocks(x, codes)
     if bins is None and len(x) * (len(x) - 1) // 2 <= _sorted_pairs:
         return _sorted_report(blocks)
@@ -244,14 +244,14 @@ def verify(
     Raises ValueError without pairs of both kinds, TypeError or ValueError for bad input."""
     given = tuple(argument is not None for argument in (z, labels, scores, same))
     if given not in ((True, True, False, False), (False, False, True, True)):
-        raise ValueError('verify: either z and labels or scores and same are wanted, '
-                         'something else was given')
+        raise ValueError('verify: expected either z and labels or scores and same, got '
+                         'something else')
     if bins is not None:
         check_number('bins', bins, lo=1, hi=2**26, integer=True)
     if z is not None:
         return _all_pairs(z, labels, bins)
     if bins is not None:
-        raise ValueError(f'bins: None is wanted for scores, which are sorted, {bins} was given')
+        raise ValueError(f'bins: expected None for scores, which are sorted, got {bins}')
     scores, same = _pairs(scores, same)
     _check_both(int(same.sum()), int((~same).sum()), 'same')
     return _report_of(scores, scores[same])
@@ -278,7 +278,7 @@ def _fold_codes(
     codes = as_labels(folds, n, torch.device('cpu'), name='folds', missing='in no fold').numpy()
     present = np.unique(codes[codes >= 0])
     if len(present) < 2:
-        raise ValueError(f'folds: at least two are wanted, {len(present)} was given')
+        raise ValueError(f'folds: expected at least two, got {len(present)}')
     return np.where(codes < 0, -1, np.searchsorted(present, codes))
 
 # %% ../../nbs/42_evaluation.verification.ipynb #fc937e76
@@ -297,9 +297,9 @@ def verify_folds(
         here, others = fold == k, (fold >= 0) & (fold != k)
         n_same = int(same[others].sum())
         if not 0 < n_same < others.sum():
-            raise ValueError(f'folds: pairs of both kinds are wanted outside of each fold, '
-                             f'{n_same} same and {int(others.sum()) - n_same} different were '
-                             f'given outside of fold {k}; an array of folds can mix them')
+            raise ValueError(f'folds: expected pairs of both kinds outside of each fold, '
+                             f'got {n_same} same and {int(others.sum()) - n_same} different'
+                             f' outside of fold {k}; an array of folds can mix them')
         threshold = verify(scores=scores[others], same=same[others]).threshold
         accuracies.append(((scores[here] >= threshold) == same[here]).mean())
     error = np.std(accuracies, ddof=1) / math.sqrt(len(accuracies))

@@ -363,7 +363,7 @@ def bench(
     groups = list(dict.fromkeys(comparison.group for comparison in measured))
     if what not in ('all', *groups):
         where = ' in a quick run' if quick else ''
-        raise ValueError(f'what: {", ".join(groups)} or all is wanted{where}, {what!r} was given')
+        raise ValueError(f'what: expected {", ".join(groups)} or all{where}, got {what!r}')
     check_number('threads', threads, 1, integer=True)
     hurry = dict(turns=3, budget=4., memory=False) if quick else {}
     everything = []

@@ -79,7 +79,7 @@ def comparison_recipes(
 ) -> list: # of `Recipe`
     "Two questions for each loss and seed; the first seed keeps pictures. Raises as `Recipe`."
     if not losses:
-        raise ValueError(f'losses: at least one of {", ".join(LOSSES)} is wanted, none was given')
+        raise ValueError(f'losses: expected at least one of {", ".join(LOSSES)}, got none')
     check_number('seeds', seeds, lo=1, integer=True)
     check_number('batch', batch, lo=1, integer=True)
     present = class_count(images)

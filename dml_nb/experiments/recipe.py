@@ -84,7 +84,7 @@ def named_parts(
         known = NAMED[place] if place in taken else {}
         if name not in known:
             names = f'one of {", ".join(known)}' if known else 'none'
-            raise ValueError(f'{given}: {names} is wanted for this loss, {name!r} was given')
+            raise ValueError(f'{given}: expected {names} for this loss, got {name!r}')
         settings[place] = named_part(given, known[name], options, dim)
     return settings
 
@@ -101,8 +101,8 @@ def named_part(
             options = dict(dim=dim) | options
         return kind(**options)
     except TypeError as error:
-        raise ValueError(f'{given}_options: parameters of {kind.__name__} are wanted, '
-                         f'{options!r} was given; {error}') from error
+        raise ValueError(f'{given}_options: expected parameters of {kind.__name__}, got '
+                         f'{options!r}; {error}') from error
 
 # %% ../../nbs/60_experiments.recipe.ipynb #c654d4b5
 def with_parts(
@@ -139,17 +139,18 @@ def make_peer(
     try:
         library = import_module(f'pytorch_metric_learning.{kind}')
     except ImportError as error:
-        raise ValueError(f'{name}: pytorch-metric-learning is wanted, it is not installed; '
+        raise ValueError(f'{name}: expected pytorch-metric-learning, it is not installed; '
                          'pip install pytorch-metric-learning') from error
     made = getattr(library, name.removeprefix(_PEER), None)
     if not name.startswith(_PEER) or not inspect.isclass(made):
-        raise ValueError(f'{kind}: {_PEER} and the name of a class in pytorch_metric_learning.'
-                         f'{kind} is wanted, {name!r} was given')
+        raise ValueError(f'{kind}: expected {_PEER} and the name of a class in '
+                         'pytorch_metric_learning.'
+                         f'{kind}, got {name!r}')
     filled = {key: value for key, value in facts.items() if key in needed(made)}
     try:
         return made(**filled | options)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f'options: parameters of {name} are wanted, {options} was given; '
+        raise ValueError(f'options: expected parameters of {name}, got {options}; '
                          f'{error}') from error
 
 # %% ../../nbs/60_experiments.recipe.ipynb #3e8fd1ba
@@ -159,8 +160,8 @@ def own_module(
     "Raises `ValueError` for a file that is not there, or cannot be run."
     file = Path(name.rpartition(':')[0] or name).expanduser().resolve()
     if not file.is_file():
-        raise ValueError('loss: a Python file and its class, as my_losses.py:MyLoss, are wanted, '
-                         f'{name!r} was given, and there is no file {file}')
+        raise ValueError('loss: expected a Python file and its class, as my_losses.py:MyLoss, got '
+                         f'{name!r}, and there is no file {file}')
     key = f'{file.stem}_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}'
     if key not in sys.modules:
         spec = spec_from_file_location(key, file)
@@ -169,7 +170,7 @@ def own_module(
             spec.loader.exec_module(sys.modules[key])
         except (Exception, SystemExit) as error:
             del sys.modules[key]
-            raise ValueError(f'loss: a file that Python can run is wanted, {file} was given; '
+            raise ValueError(f'loss: expected a file that Python can run, got {file}; '
                              f'{type(error).__name__}: {error}') from error
     return sys.modules[key]
 
@@ -183,8 +184,8 @@ def own_entry(
              and issubclass(kind, nn.Module) and kind.__module__ == module.__name__}
     title = name.rpartition(':')[2]
     if title not in kinds:
-        raise ValueError('loss: a loss that the file has is wanted, as my_losses.py:MyLoss, '
-                         f'{name!r} was given; it has {", ".join(kinds) or "none"}')
+        raise ValueError('loss: expected a loss that the file has, as my_losses.py:MyLoss, '
+                         f'got {name!r}; it has {", ".join(kinds) or "none"}')
     return Entry(kinds[title], value='', weight='', ignores='')
 
 
@@ -224,8 +225,9 @@ def make_loss(
             loss = make_peer('losses', name, settings, facts)
             return PeerLoss(loss, miner, title=_call(name, options))
     if name not in LOSSES and not is_own(name):
-        raise ValueError(f'loss: one of {", ".join(LOSSES)}, or {_PEER} and the name of a loss of '
-                         f'pytorch-metric-learning, is wanted, {name!r} was given')
+        raise ValueError(f'loss: expected one of {", ".join(LOSSES)}, or {_PEER} and the name of '
+                         'a loss of '
+                         f'pytorch-metric-learning, got {name!r}')
     entry = own_entry(name) if is_own(name) else LOSSES[name]
     try:
         with torch.random.fork_rng(), naming_own('making', name):
@@ -233,7 +235,7 @@ def make_loss(
             loss = entry.for_data(classes, dim, **settings)
     except ValueError as error:
         raise ValueError(
-            f'options: parameters of {name} are wanted, {options} was given; {error}') from error
+            f'options: expected parameters of {name}, got {options}; {error}') from error
     return loss if miner is None else PeerLoss(loss, miner, title=_call(name, options))
 
 # %% ../../nbs/60_experiments.recipe.ipynb #eae1a0e1
@@ -308,8 +310,8 @@ def check_json(
         except (TypeError, ValueError):
             same = False
         if not same:
-            raise ValueError(f'{name}: a {kind.__name__} of what JSON can hold is wanted, '
-                             f'{value!r} was given')
+            raise ValueError(f'{name}: expected a {kind.__name__} of what JSON can hold, got '
+                             f'{value!r}')
 
 # %% ../../nbs/60_experiments.recipe.ipynb #2e11a99f
 #: What can be measured.
@@ -341,11 +343,11 @@ def check_fields(
     check_number('lr', recipe.lr, above=0)
     _name_and_path(str(recipe.data))                        # raises for neither a source nor a path
     if recipe.arch not in SMALL and recipe.arch not in BODIES and not is_timm(recipe.arch):
-        raise ValueError(f'arch: one of {", ".join([*SMALL, *BODIES])} or timm:NAME is wanted, '
-                         f'{recipe.arch!r} was given')
+        raise ValueError(f'arch: expected one of {", ".join([*SMALL, *BODIES])} or timm:NAME, got '
+                         f'{recipe.arch!r}')
     if recipe.weights is not None and not isinstance(recipe.weights, str):
-        raise ValueError("weights: None, 'DEFAULT', 'imagenet' or the path of a file is wanted, "
-                         f'{recipe.weights!r} was given')
+        raise ValueError("weights: expected None, 'DEFAULT', 'imagenet' or the path of a file, got "
+                         f'{recipe.weights!r}')
     for name in ('valid', 'unlabelled'):
         check_number(name, getattr(recipe, name), lo=0, below=1)
     if recipe.weight_decay is not None:
@@ -353,13 +355,13 @@ def check_fields(
     if recipe.noise:
         kind, rate = recipe.noise if len(recipe.noise) == 2 else (None, None)
         if kind not in ('symmetric', 'asymmetric'):
-            raise ValueError("noise: [], ['symmetric', rate] or ['asymmetric', rate] is wanted, "
-                             f'{recipe.noise!r} was given')
+            raise ValueError("noise: expected [], ['symmetric', rate] or ['asymmetric', rate], got "
+                             f'{recipe.noise!r}')
         check_number('noise', rate, lo=0, hi=1)
     unknown = [name for name in recipe.measures if name not in KINDS]
     if unknown or not 0 < len(recipe.measures) == len(set(recipe.measures)):
-        raise ValueError(f'measures: some of {", ".join(KINDS)}, each once, are wanted, '
-                         f'{recipe.measures!r} was given')
+        raise ValueError(f'measures: expected some of {", ".join(KINDS)}, each once, got '
+                         f'{recipe.measures!r}')
 
 # %% ../../nbs/60_experiments.recipe.ipynb #c1d5589c
 def check_together(
@@ -384,7 +386,7 @@ def check_together(
     ]
     for holds, name, wanted, where, wrong in rules:
         if holds and wrong:
-            raise ValueError(f'{name}: {wanted} is wanted {where}, {getattr(r, name)!r} was given')
+            raise ValueError(f'{name}: expected {wanted} {where}, got {getattr(r, name)!r}')
     recipe_callback(recipe)
 
 # %% ../../nbs/60_experiments.recipe.ipynb #01ca72e0
@@ -399,23 +401,23 @@ def recipe_loss(
     loss = make_loss(recipe.loss, recipe.options, classes, recipe.dim)
     for term in recipe.plus:
         if not isinstance(term, dict) or not {'loss'} <= term.keys() <= TERM:
-            raise ValueError('plus: dictionaries of loss, weight and options are wanted, '
-                             f'{term!r} was given')
+            raise ValueError('plus: expected dictionaries of loss, weight and options, got '
+                             f'{term!r}')
         term = dict(weight=1., options={}) | term
         weight = check_number('weight', term['weight'])
         more = make_loss(term['loss'], term['options'], classes, recipe.dim)
         if isinstance(loss, PeerLoss) or isinstance(more, PeerLoss):
-            raise ValueError(f"plus: losses of this package are wanted in a sum, {recipe.loss!r} "
-                             f"and {term['loss']!r} were given")
+            raise ValueError(f"plus: expected losses of this package in a sum, got {recipe.loss!r} "
+                             f"and {term['loss']!r}")
         loss = loss + weight * more
     if recipe.memory:
         if isinstance(loss, PeerLoss):
-            raise ValueError('memory: 0 is wanted with losses and miners of '
-                             f'pytorch-metric-learning, {recipe.memory} was given')
+            raise ValueError('memory: expected 0 with losses and miners of '
+                             f'pytorch-metric-learning, got {recipe.memory}')
         try:
             loss = CrossBatchMemory(loss, recipe.memory)
         except ValueError as error:
-            raise ValueError(f'memory: 0 is wanted for this loss, {recipe.memory} was given; '
+            raise ValueError(f'memory: expected 0 for this loss, got {recipe.memory}; '
                              f'{error}') from error
     return loss
 
@@ -436,8 +438,8 @@ def recipe_callback(
     try:
         return getattr(callbacks, recipe.callback)(**dict(live=False) | options)
     except TypeError as error:
-        raise ValueError(f'callback_options: parameters of {recipe.callback} are wanted, '
-                         f'{recipe.callback_options} was given; {error}') from error
+        raise ValueError(f'callback_options: expected parameters of {recipe.callback}, got '
+                         f'{recipe.callback_options}; {error}') from error
 
 # %% ../../nbs/60_experiments.recipe.ipynb #0d15c61f
 def set_fields(
@@ -474,8 +476,8 @@ def official_parts(
     parts = [np.flatnonzero(split == name) for name in ('train', 'test')]
     if not all(map(len, parts)):
         given = sorted(set(split.tolist())) or 'none'
-        raise ValueError("split: 'image' or 'class' is wanted for data without official parts "
-                         f"train and test, 'official' was given; {images.name} has {given}")
+        raise ValueError("split: expected 'image' or 'class' for data without official parts "
+                         f"train and test, got 'official'; {images.name} has {given}")
     return parts
 
 
@@ -513,8 +515,8 @@ def keep_for_choosing(
     kept = round(len(present) * (1 - recipe.valid))
     last = np.isin(train.labels, present[kept:])
     if not 0 < kept < len(present):
-        raise ValueError(f'valid: a share that leaves classes on both sides is wanted, '
-                         f'{recipe.valid} was given for {len(present)} training classes')
+        raise ValueError(f'valid: expected a share that leaves classes on both sides, got '
+                         f'{recipe.valid} for {len(present)} training classes')
     return train.subset(~last), train.subset(last)
 
 # %% ../../nbs/60_experiments.recipe.ipynb #93074f0e
@@ -569,13 +571,14 @@ def split_images(
     n, m = class_count(train), class_count(valid)
     if min(n, m) < 2:
         raise ValueError(
-            f'data: at least two of each, classes to train on and classes to retrieve among, are '
-            f'wanted, {n} and {m} were given, with split={recipe.split!r}')
+            f'data: expected at least two of each, classes to train on and classes to retrieve '
+            'among'
+            f', got {n} and {m}, with split={recipe.split!r}')
     if recipe.turned:
         train, n = turn_classes(train), 8 * n
         train[0]                                            # says so if it is not square
     if recipe.classes > n:
         raise ValueError(
-            f'classes: at most {n}, the number of training classes, is wanted in a batch, '
-            f'{recipe.classes} was given')
+            f'classes: expected at most {n}, the number of training classes, in a batch, '
+            f'got {recipe.classes}')
     return spoiled(recipe, train), valid

@@ -26,7 +26,7 @@ def interval(
     "Eq. (1). Raises `ValueError` for no values."
     x = np.asarray(values, dtype=float)
     if x.ndim != 1 or not len(x):
-        raise ValueError(f'values: at least one number in a row is wanted, {x.shape} was given')
+        raise ValueError(f'values: expected at least one number in a row, got {x.shape}')
     mean = float(x.mean())
     if len(x) == 1:
         return mean, None

@@ -48,8 +48,9 @@ def changed(
         name, _, key = place.partition('.')
         before = fields.get(name, getattr(base, name, None))
         if name not in known or key and not isinstance(before, dict):
-            raise ValueError(f'grid: fields of a recipe ({", ".join(known)}), or entries of one as '
-                             f'options.margin, are wanted, {place} was given')
+            raise ValueError(f'grid: expected fields of a recipe ({", ".join(known)}), or entries '
+                             'of one as '
+                             f'options.margin, got {place}')
         fields[name] = before | {key: value} if key else value
     return replace(base, **fields)
 
@@ -73,7 +74,7 @@ def sweep(
         seeds = range(check_number('seeds', seeds, lo=1, integer=True))
     for name, values in grid.items():
         if not isinstance(values, (list, tuple, range)) or not len(values):
-            raise ValueError(f'grid: a list of values is wanted for {name}, {values!r} was given')
+            raise ValueError(f'grid: expected a list of values for {name}, got {values!r}')
     recipes = []
     for values in itertools.product(*grid.values()):
         setting = changed(base, dict(zip(grid, values)))
@@ -146,7 +147,7 @@ def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the 
             pool.shutdown(cancel_futures=True)
             raise
     if began.exception() is not None:
-        raise RuntimeError("workers: processes that can begin are wanted, the first one died; a "
+        raise RuntimeError("workers: expected processes that can begin, the first one died; a "
                            "script that calls run_many wants if __name__ == '__main__':"
                            ) from began.exception()
     if lost and len(recipes) == 1:
@@ -232,7 +233,7 @@ def run_many(
             failed = train_here(todo, folder, fresh, shelf, done)
     if failed:
         named = '; '.join(map(str, failed))
-        raise RuntimeError(f'recipes: ones that can be run are wanted, {len(failed)} of '
+        raise RuntimeError(f'recipes: expected ones that can be run, {len(failed)} of '
                            f'{len(todo)} failed: {named}; all others are kept in {folder}'
                            ) from failed[0]
     return [read_run(path, recipe, shelf.digest(recipe)) for path, recipe in zip(paths, recipes)]
@@ -259,7 +260,7 @@ def choose(
         setting = json.dumps(asdict(replace(recipe, seed=0)), sort_keys=True)
         settings.setdefault(setting, {})[recipe.seed] = result
     if not groups:
-        raise ValueError('results: at least one is wanted, none was given')
+        raise ValueError('results: expected at least one, got none')
     check_budgets(groups)
     return {name: best_of(settings, key) | budget_of(settings) for name, settings in groups.items()}
 
@@ -267,11 +268,12 @@ def choose(
 def check_choosing(recipe, result, key):
     "Raises `ValueError` for what cannot choose."
     if recipe.part != 'valid':
-        raise ValueError("results: those of recipes with part='valid' are wanted, so that no test "
-                         f'class chooses, {recipe} was given')
+        raise ValueError("results: expected those of recipes with part='valid', so that no test "
+                         f'class chooses, got {recipe}')
     if not isinstance(result['trained'].get(key), (int, float)):
-        raise ValueError(f'key: a measure among {", ".join(result["trained"])} is wanted, {key!r} '
-                         'was given')
+        raise ValueError(f'key: expected a measure among {", ".join(result["trained"])}, got '
+                         f'{key!r}'
+                         '')
 
 
 def budget_of(
@@ -297,7 +299,7 @@ def check_budgets(
     if any(len(found) > 1 for found in compared.values()):
         told = '; '.join(f'{name}: ' + ', '.join(f'{n} {what}' for what, n in budget.items())
                          for name, budget in budgets.items())
-        raise ValueError(f'results: the same budget for each group is wanted, {told} were given')
+        raise ValueError(f'results: expected the same budget for each group, got {told}')
 
 
 def best_of(

@@ -37,15 +37,15 @@ def as_indices(
     try:
         parts = [plain(torch.as_tensor(t)) for t in (tuples if several else [tuples])]
     except (TypeError, ValueError, RuntimeError) as e:
-        raise TypeError(f'{name}: integer indices are wanted, {tuples!r:.60} was given') from e
+        raise TypeError(f'{name}: expected integer indices, got {tuples!r:.60}') from e
     for part in parts:
         other = part.is_floating_point() or part.is_complex() or part.dtype == torch.bool
         if part.numel() and other:
-            raise TypeError(f'{name}: integer indices are wanted, {part.dtype} was given')
+            raise TypeError(f'{name}: expected integer indices, got {part.dtype}')
     indices = torch.cat([part.reshape(-1).long() for part in parts])
     if len(indices) and not 0 <= indices.min() <= indices.max() < B:
-        raise ValueError(f'{name}: indices from 0 to {B - 1} are wanted, {indices.min()} to '
-                         f'{indices.max()} were given')
+        raise ValueError(f'{name}: expected indices from 0 to {B - 1}, got {indices.min()} to '
+                         f'{indices.max()}')
     return indices
 
 # %% ../../nbs/20_losses.adapted.ipynb #627f8d43
@@ -275,8 +275,8 @@ def class_ratio(
     means = check_embeddings(means, 'means')
     if not isinstance(target, Tensor) or target.shape != means.shape[1:]:
         given = tuple(target.shape) if isinstance(target, Tensor) else repr(target)
-        raise ValueError(f'target: shape ({means.shape[1]},), as the rows of means, is wanted, '
-                         f'{given} was given')
+        raise ValueError(f'target: expected shape ({means.shape[1]},), as the rows of means, got '
+                         f'{given}')
     M, t = means.detach().double(), target.detach().double()
     if simplex:
         return nearest_in_hull(M - t).to(means.dtype)
@@ -338,10 +338,10 @@ def nearest_class_mean(
     z = check_embeddings(z)
     classes, means = class_means(ref, ref_labels, None, 'ref', 'ref_labels')   # (K,), (K, D)
     if means.shape[1] != z.shape[1]:
-        raise ValueError(f'ref: rows of {z.shape[1]} numbers, as in z, are wanted, '
-                         f'{means.shape[1]} were given')
+        raise ValueError(f'ref: expected rows of {z.shape[1]} numbers, as in z, got '
+                         f'{means.shape[1]}')
     if len(classes) == 0:
-        raise ValueError('ref_labels: at least one label from 0 up is wanted, none was given')
+        raise ValueError('ref_labels: expected at least one label from 0 up, got none')
     dtype = torch.promote_types(unit(z).dtype, means.dtype)
     x, means = unit(z).to(dtype), means.to(dtype)
     with full_precision(x.device):

@@ -382,7 +382,7 @@ def generalization_bound(
     check_number('delta', delta, above=0, below=1)
     check_number('span', span, above=0)
     if rademacher is not None and growth is not None:
-        raise ValueError('rademacher, growth: one of the two is wanted, both were given')
+        raise ValueError('rademacher, growth: expected one of the two, got both')
     if rademacher is not None:
         check_number('rademacher', rademacher, 0)
     if growth is not None:
@@ -394,8 +394,8 @@ def generalization_bound(
     else:
         n = independent_triplets(y)
     if n == 0:
-        raise ValueError('labels: two images of a class and one of another are wanted, labels '
-                         'without a triplet were given')
+        raise ValueError('labels: expected two images of a class and one of another, got labels '
+                         'without a triplet')
     s = 1. if printed else span
     if growth is not None:
         complexity = s * math.sqrt(2 * math.log(growth) / n)

@@ -150,11 +150,12 @@ class ClassDiscrepancy(PairLoss):
     @divergence.setter
     def divergence(self, divergence):
         if not isinstance(divergence, (Wasserstein, KernelDivergence)):
-            raise TypeError('divergence: a Wasserstein(), SinkhornDivergence(), EnergyDistance() '
-                            f'or MMD() is wanted, {divergence!r} was given')
+            raise TypeError('divergence: expected a Wasserstein(), SinkhornDivergence(), '
+                            'EnergyDistance() '
+                            f'or MMD(), got {divergence!r}')
         if divergence.indivisible == 'batch' and self.block is not None:
-            raise ValueError(f'block: None is wanted for {divergence!r}, which needs the whole '
-                             f'batch, {self.block} was given; Wasserstein and MMD run in blocks')
+            raise ValueError(f'block: expected None for {divergence!r}, which needs the whole '
+                             f'batch, got {self.block}; Wasserstein and MMD run in blocks')
         self._divergence, self.error = divergence, None
 
     @property
@@ -188,7 +189,7 @@ def DCDL(
     """L_local + λ L^φ (002, Eq. 5). Raises TypeError for what is no loss or no divergence,
     ValueError for a λ that is no number."""
     if not isinstance(local, PairLoss):
-        raise TypeError(f'local: a loss, as Triplet(), is wanted, {local!r} was given')
+        raise TypeError(f'local: expected a loss, as Triplet(), got {local!r}')
     check_number('lam', lam)
     phi = Wasserstein() if divergence is None else divergence
     return local + lam * ClassDiscrepancy(phi, normalize=local.normalize, block=local.block)

@@ -113,8 +113,9 @@ _default_pair = MarginPair()
 def check_base(base):
     "Raise TypeError for other than a loss of one pair; the default is copied, not shared."
     if isinstance(base, type) or not callable(base):
-        raise TypeError('base: a loss of one pair, as MarginPair(), called with (S, y, spare), is '
-                        f'wanted, {base!r} was given')
+        raise TypeError('base: expected a loss of one pair, as MarginPair(), called with (S, y, '
+                        'spare)'
+                        f', got {base!r}')
     return copy(base) if base is _default_pair else base
 
 # %% ../../nbs/17_losses.dro.ipynb #26c57e11
@@ -180,8 +181,8 @@ def check_sample(sample, uncertainty):
         return None
     check_number('sample', sample, 1, integer=True)
     if not getattr(uncertainty, 'probabilities', True):
-        raise ValueError('sample: a set of probabilities, from which pairs can be drawn, is '
-                         f'wanted, {uncertainty!r} was given; take sample=None with it')
+        raise ValueError('sample: expected a set of probabilities, from which pairs can be drawn'
+                         f', got {uncertainty!r}; take sample=None with it')
     return sample
 
 # %% ../../nbs/17_losses.dro.ipynb #0b748640
@@ -294,8 +295,8 @@ def set_from(
 
     def assigned(loss, uncertainty):
         if type(uncertainty) is not kind:
-            raise TypeError(f'uncertainty: a {kind.__name__} is wanted in a '
-                            f'{type(loss).__name__}, {uncertainty!r} was given; DRO(base, '
+            raise TypeError(f'uncertainty: expected a {kind.__name__} in a '
+                            f'{type(loss).__name__}, got {uncertainty!r}; DRO(base, '
                             'uncertainty) takes any set')
         setattr(loss, size, getattr(uncertainty, size))
 

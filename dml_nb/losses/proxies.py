@@ -52,11 +52,11 @@ class Proxies(Addable):
     ):
         super().__init__()
         if not isinstance(loss, PairLoss):
-            raise TypeError(f'loss: a loss on pairs, as NCA(), is wanted, {loss!r} was given')
+            raise TypeError(f'loss: expected a loss on pairs, as NCA(), got {loss!r}')
         demanding = demanding_term(loss)
         if demanding is not None:
-            raise ValueError('loss: one that takes references is wanted, '
-                             f'{type(demanding).__name__} was given')
+            raise ValueError('loss: expected one that takes references, got '
+                             f'{type(demanding).__name__}')
         self.classes = int(check_number('classes', classes, 1, integer=True))
         self.dim = int(check_number('dim', dim, 1, integer=True))
         self.centers = int(check_number('centers', centers, 1, integer=True))
@@ -105,14 +105,14 @@ def operands(
     "What the loss within is asked about. Raises TypeError or ValueError for no batch."
     for name, given in zip(('ref', 'ref_labels', 'self_index', 'tuples'), others):
         if given is not None:
-            raise ValueError(f'{name}: None is wanted, since items are compared with proxies '
-                             f'alone, a {type(given).__name__} was given')
+            raise ValueError(f'{name}: expected None, since items are compared with proxies '
+                             f'alone, got a {type(given).__name__}')
     z = check_embeddings(z)
     if z.shape[1] != self.dim:
-        raise ValueError(f'z: rows of {self.dim} numbers, as the proxies, are wanted, '
-                         f'{z.shape[1]} were given')
+        raise ValueError(f'z: expected rows of {self.dim} numbers, as the proxies, got '
+                         f'{z.shape[1]}')
     if labels is None:
-        raise ValueError('labels: one integer for each row is wanted, None was given')
+        raise ValueError('labels: expected one integer for each row, got None')
     items = z, self.rows_of(labels, len(z), z.device)
     weight = self.weight.to(z.device)
     rows = weight if self.loss.normalize else unit(weight)       # promised for z alone
@@ -160,8 +160,8 @@ def from_similarity(
     "The bare formula. Raises as a loss does."
     S = check_embeddings(S, 'S')
     if S.shape[1] != len(self.weight):
-        raise ValueError(f'S: a column for each of the {len(self.weight)} proxies is wanted, '
-                         f'{tuple(S.shape)} was given')
+        raise ValueError(f'S: expected a column for each of the {len(self.weight)} proxies, got '
+                         f'{tuple(S.shape)}')
     items = self.rows_of(labels, len(S), S.device)
     proxies = self.classes_of_proxies(S.device)
     if self.anchors == 'items':

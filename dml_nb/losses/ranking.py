@@ -140,13 +140,13 @@ class RecallAtK(RankLoss):
         "(k, τ_k) of each k. Raises ValueError for no k, or for other than one τ_k or one for each."
         ks, taus = self.ks, self.rank_temperature
         if not isinstance(ks, (tuple, list)) or not ks:
-            raise ValueError(f'ks: one or more whole numbers, as (1, 2, 4), are wanted, {ks!r} was '
-                             'given')
+            raise ValueError(f'ks: expected one or more whole numbers, as (1, 2, 4), got {ks!r}'
+                             '')
         if not isinstance(taus, (tuple, list)):
             taus = [taus] * len(ks)
         if len(taus) != len(ks):
-            raise ValueError(f'rank_temperature: one number, or one for each of {len(ks)}, is '
-                             f'wanted, {len(taus)} were given')
+            raise ValueError(f'rank_temperature: expected one number, or one for each of {len(ks)}'
+                             f', got {len(taus)}')
         return list(zip(ks, taus))
 
     def judge(self, same, other, there, n_pos):

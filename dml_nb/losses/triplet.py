@@ -116,8 +116,8 @@ class Triplet(PairLoss):
     def survey(self, S, pairs, accumulator):
         "Select, block by block. Raises ValueError if the caller names triplets too."
         if pairs.batch.triplets is not None:
-            raise ValueError('tuples: pairs (a1, p, a2, n) are wanted where a selection picks the '
-                             'triplets, (a, p, n) were given')
+            raise ValueError('tuples: expected pairs (a1, p, a2, n) where a selection picks the '
+                             'triplets, got (a, p, n)')
         selected = {} if accumulator is None else accumulator
         selected[pairs.lo] = self.select.triplets(S, pairs)
         return selected
@@ -235,8 +235,8 @@ class UniformSelection(Selection):
         anchors and d (R,) of the positives. Raises ValueError from 2²² references on."""
         R, B, g = batch.columns, batch.size, self.generator
         if R >= 2**22:
-            raise ValueError(f'ref: fewer than {2**22} references are wanted, so that float32 '
-                             f'tells their places apart, {R} were given')
+            raise ValueError(f'ref: expected fewer than {2**22} references, so that float32 '
+                             f'tells their places apart, got {R}')
         steps = 2**R.bit_length()
         where = batch.own.device if g is None else g.device
         place = torch.randperm(steps, generator=g, device=where)[:R]   # no shift falls into a gap

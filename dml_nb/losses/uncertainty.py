@@ -54,18 +54,18 @@ def check_list(losses, valid, positive):
     "Raise TypeError or ValueError for what is no list of losses."
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         given = losses.dtype if isinstance(losses, Tensor) else f'a {type(losses).__name__}'
-        raise TypeError(f'losses: a floating-point tensor (n,) is wanted, {given} was given')
+        raise TypeError(f'losses: expected a floating-point tensor (n,), got {given}')
     if losses.ndim != 1:
-        raise ValueError(f'losses: shape (n,) is wanted, {tuple(losses.shape)} was given')
+        raise ValueError(f'losses: expected shape (n,), got {tuple(losses.shape)}')
     for name, mask in (('valid', valid), ('positive', positive)):
         if mask is None and name == 'positive':
             continue
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             given = mask.dtype if isinstance(mask, Tensor) else f'a {type(mask).__name__}'
-            raise TypeError(f'{name}: a boolean tensor is wanted, {given} was given')
+            raise TypeError(f'{name}: expected a boolean tensor, got {given}')
         if mask.shape != losses.shape:
-            raise ValueError(f'{name}: shape {tuple(losses.shape)}, that of the losses, is '
-                             f'wanted, {tuple(mask.shape)} was given')
+            raise ValueError(f'{name}: expected shape {tuple(losses.shape)}, that of the losses'
+                             f', got {tuple(mask.shape)}')
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #a99b9f5a
 class UncertaintySet(Named):
@@ -524,17 +524,18 @@ class PhiBall(Named):
         rho:float, # radius, above 0
     ):
         if isinstance(phi_conjugate, type) or not callable(phi_conjugate):
-            raise TypeError('phi_conjugate: a function of tensors, as torch.expm1, is wanted, '
-                            f'{phi_conjugate!r} was given')
+            raise TypeError('phi_conjugate: expected a function of tensors, as torch.expm1, got '
+                            f'{phi_conjugate!r}')
         self.phi_conjugate = phi_conjugate
         self.rho = check_number('rho', rho, above=0)
         origin = torch.zeros(1, dtype=torch.float64)
         with ThreadPoolExecutor(1) as helper:
             value, slope = (float(t[0]) for t in helper.submit(self.conjugate, origin).result())
         if abs(value) > 1e-6 or abs(slope - 1) > 1e-6:
-            raise ValueError('phi_conjugate: the value 0 and the slope 1 at 0, those of the '
-                             f'conjugate of a φ with φ(1) = φ\'(1) = 0, are wanted, {value:g} and '
-                             f'{slope:g} were given')
+            raise ValueError('phi_conjugate: expected the value 0 and the slope 1 at 0, those of '
+                             'the '
+                             f'conjugate of a φ with φ(1) = φ\'(1) = 0, got {value:g} and '
+                             f'{slope:g}')
 
     def __repr__(self):
         name = getattr(self.phi_conjugate, '__name__', repr(self.phi_conjugate))
@@ -618,8 +619,8 @@ class TopKPN(UncertaintySet):
 
     def gather(self, sides, share, gathered, known):
         if len(sides) < 2:
-            raise ValueError('positive: booleans (n,) that say which pairs are positives are '
-                             'wanted, none were given')
+            raise ValueError('positive: expected booleans (n,) that say which pairs are positives'
+                             ', got none')
         before = (None, None) if gathered is None else gathered
         return [self.side.gather([losses], share, earlier, None)
                 for losses, earlier in zip(sides, before)]

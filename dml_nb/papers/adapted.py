@@ -684,7 +684,7 @@ def _arms(
                   long=long)
     found = [run for run in record['ten'] if all(run[key] == wanted[key] for key in wanted)]
     if not found:
-        raise ValueError(f'record: runs of {wanted} are wanted, none are there')
+        raise ValueError(f'record: expected runs of {wanted}, none are there')
     return sorted(found, key=lambda run: run['seed'])
 
 

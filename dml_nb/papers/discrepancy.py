@@ -630,8 +630,8 @@ def _measured(
 ) -> list: # rows
     "Recipes on the small sets, which are cut from larger ones and so are no data of a recipe."
     if scale != 'small':
-        raise ValueError(f"scale: 'small' is wanted for the sets that stand in, {scale!r} was "
-                         'given; `paper_recipes` holds those of the paper')
+        raise ValueError(f"scale: expected 'small' for the sets that stand in, got {scale!r}"
+                         '; `paper_recipes` holds those of the paper')
     return _rows_over(_train(_recipes_of(cases()), folder), cases(), key)
 
 

@@ -344,7 +344,7 @@ def recipes_of(
     if scale == 'paper':
         return {key: [as_in_paper(exhibit, recipe) for recipe in recipes[:3]]
                 for key, recipes in found.items()}
-    raise ValueError(f"scale: 'small', 'medium' or 'paper' is wanted, {scale!r} was given")
+    raise ValueError(f"scale: expected 'small', 'medium' or 'paper', got {scale!r}")
 
 
 def flat_recipes(exhibit, scale='small') -> list: # of `Recipe`

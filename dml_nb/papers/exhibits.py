@@ -63,12 +63,12 @@ def judge(
 
     Raises `ValueError` for no data set and for fewer than three seeds of one."""
     if not differences:
-        raise ValueError('differences: at least one data set is wanted, none was given')
+        raise ValueError('differences: expected at least one data set, got none')
     intervals = {}
     for name, values in differences.items():
         if len(values) < 3:
-            raise ValueError(f'differences: at least three seeds are wanted, {len(values)} were '
-                             f'given for {name}')
+            raise ValueError(f'differences: expected at least three seeds, got {len(values)}'
+                             f' for {name}')
         intervals[name] = interval(values)
     lowest = [mean - half for mean, half in intervals.values()]
     highest = [mean + half for mean, half in intervals.values()]
@@ -137,11 +137,11 @@ def pick(
         facts = recipe.get('options', {}) | recipe
         if all(facts.get(name) == value for name, value in wanted.items()):
             if recipe['seed'] in found:
-                raise ValueError(f'runs: one for each seed is wanted, two of seed '
+                raise ValueError(f'runs: expected one for each seed, two of seed '
                                  f"{recipe['seed']} fit {wanted}; name more fields")
             found[recipe['seed']] = each['trained'][key]
     if not found:
-        raise ValueError(f'runs: one that fits {wanted} is wanted, none of {len(runs)} does')
+        raise ValueError(f'runs: expected one that fits {wanted}, none of {len(runs)} does')
     return np.array([found[seed] for seed in sorted(found)])
 
 # %% ../../nbs/69_papers.exhibits.ipynb #295fe9c5
@@ -193,11 +193,11 @@ class Exhibit:
 
     def __post_init__(self):
         if self.status not in STATUS:
-            raise ValueError(f"status: one of {', '.join(STATUS)} is wanted, {self.status!r} was "
-                             'given')
+            raise ValueError(f"status: expected one of {', '.join(STATUS)}, got {self.status!r}"
+                             '')
         if self.status != 'run' and not self.note:
-            raise ValueError(f'note: which data stand in, or what is missing, is wanted for '
-                             f'{self.key}, none was given')
+            raise ValueError(f'note: expected which data stand in, or what is missing, for '
+                             f'{self.key}, got none')
 
     @property
     def key(self):
@@ -215,7 +215,7 @@ class Exhibit:
 
         Raises `ValueError` for an unknown scale and for what cannot be run, saying why."""
         if scale not in SCALES:
-            raise ValueError(f"scale: one of {', '.join(SCALES)} is wanted, {scale!r} was given")
+            raise ValueError(f"scale: expected one of {', '.join(SCALES)}, got {scale!r}")
         if self.measure is not None:
             start = time.perf_counter()
             rows = self.measure(scale, folder)
@@ -419,7 +419,7 @@ def exhibits_of(
 ) -> list: # of `Exhibit`
     "All tables and figures of a paper. Raises `ValueError` for an unknown paper."
     if paper not in PAPERS:
-        raise ValueError(f"paper: one of {', '.join(PAPERS)} is wanted, {paper!r} was given")
+        raise ValueError(f"paper: expected one of {', '.join(PAPERS)}, got {paper!r}")
     return import_module(f'dml_nb.papers.{PAPERS[paper]}').EXHIBITS
 
 
@@ -432,8 +432,8 @@ def find_exhibits(
     found = [each for each in every if each.name == name] or [
         each for each in every if re.fullmatch(re.escape(name) + '[a-z]', each.name)]
     if not found:
-        raise ValueError(f"exhibit: one of {', '.join(each.name for each in every)} is wanted for "
-                         f'paper {paper}, {name!r} was given')
+        raise ValueError(f"exhibit: expected one of {', '.join(each.name for each in every)} for "
+                         f'paper {paper}, got {name!r}')
     return found
 
 # %% ../../nbs/69_papers.exhibits.ipynb #3dd9040e

@@ -135,8 +135,8 @@ def common_blocks(loss, z, labels):
                 test_same(found, expected, rtol=1e-9, atol=1e-12)
             except AssertionError as e:
                 raise AssertionError(
-                    f'in blocks of {block} the value is {found[0]:.6g}, {expected[0]:.6g} is '
-                    'wanted (is something divided by a number of the block, or kept in memory '
+                    f'expected in blocks of {block} the value is {found[0]:.6g}, {expected[0]:.6g}'
+                    ' (is something divided by a number of the block, or kept in memory '
                     f'that is used again?). {e}') from e
             test_same(value_and_gradient(cut + .5 * loss, z, labels)[0], 1.5 * expected[0],
                       rtol=1e-9, atol=1e-12)
@@ -208,13 +208,13 @@ def common_settings(loss, z, labels, others, idle):
     unknown = others.keys() - known.keys()
     assert not unknown, f'{", ".join(sorted(unknown))}: no setting of it; it has {list(known)}'
     missing = known.keys() - others.keys() - set(idle)
-    assert not missing, f'another value for {", ".join(sorted(missing))} is wanted'
+    assert not missing, f'expected another value for {", ".join(sorted(missing))}'
     before = loss.from_similarity(unit(z) @ unit(z).T, labels)
     for name, value in others.items():
         expected = type(loss)(**(arguments(loss) | {name: value}))
         changed = deepcopy(loss)
         setattr(changed, name, value)
-        assert repr(expected) != repr(loss), f'{name}: another value than {value!r} is wanted'
+        assert repr(expected) != repr(loss), f'{name}: expected another value than {value!r}'
         assert repr(changed) == repr(expected), f'{name}: set later, it is not said'
         found = [f.from_similarity(unit(z) @ unit(z).T, labels) for f in (changed, expected)]
         test_same(found[0], found[1], rtol=1e-12, atol=1e-15)

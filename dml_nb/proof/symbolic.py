@@ -41,8 +41,8 @@ def anchor_weights(
     """Value and signed weights of a formula: differentiated as symbols, then evaluated.
     Raises ValueError for other than one number per symbol."""
     if len(p) != len(pos) or len(n) != len(neg):
-        raise ValueError(f'pos, neg: one number per symbol is wanted: {len(p)} positives and '
-                         f'{len(n)} negatives, {len(pos)} and {len(neg)} were given')
+        raise ValueError(f'pos, neg: expected one number per symbol: {len(p)} positives and '
+                         f'{len(n)} negatives, got {len(pos)} and {len(neg)}')
     formulas = [expr, *(sp.diff(expr, symbol) for symbol in (*p, *n))]
     evaluate = sp.lambdify((*p, *n), formulas, 'numpy')
     numbers = [float(v) for v in evaluate(*map(float, (*pos, *neg)))]
@@ -72,7 +72,7 @@ def unfold(
         formula = formula.subs(chosen, symbol)
     if outside := sides_in(formula, sums):
         name = min(map(str, outside))
-        raise ValueError(f'{given}: `{name}` is wanted inside `sum_{name}` only, it was given '
+        raise ValueError(f'{given}: expected `{name}` inside `sum_{name}` only, got it '
                          'outside')
     return sums, formula
 
@@ -151,7 +151,7 @@ class SympyLoss(PairLoss):
         used = outer.free_symbols.union(*(summand.free_symbols for _, _, summand in self.sums))
         if unknown := used - {pos, neg, n_pos, n_neg, *names}:
             wanted = ', '.join(sorted(map(str, unknown)))
-            raise ValueError(f'{self.formula}: numbers for {wanted} are wanted, as keywords')
+            raise ValueError(f'{self.formula}: expected numbers for {wanted}, as keywords')
         if idle := set(self.numbers) - {s.name for s in sp.sympify(self.formula).free_symbols}:
             raise ValueError(f'{self.formula} has no {", ".join(sorted(idle))}')
 

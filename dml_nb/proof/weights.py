@@ -144,8 +144,8 @@ def definition_weights(
     S = S.detach().clone().requires_grad_()
     value = definition(S, labels)
     if not isinstance(value, Tensor) and value != 0:
-        raise TypeError('definition: a tensor that autograd can differentiate is wanted, '
-                        f'a {type(value).__name__} was given')
+        raise TypeError('definition: expected a tensor that autograd can differentiate, got '
+                        f'a {type(value).__name__}')
     value = value + 0. * S.sum()                     # connected also where there is nothing to say
     return value.detach(), torch.autograd.grad(value, S)[0]
 
@@ -290,7 +290,7 @@ def check_batch(
         both = error_of(other_value, value), error_of(observable(other_W), observable(W))
         errors[name] = float(torch.tensor(both).amax())
     facts = {'B': len(z), 'number': float(value), 'kinks': f'{kinks} of {n}'}
-    facts['value'] = f'{float(value):.6g} was computed, {float(expected):.6g} is wanted'
+    facts['value'] = f'expected {float(value):.6g} was computed, {float(expected):.6g}'
     facts['W'] = worst_entry(observable(W), G, labels)
     return errors, facts
 
@@ -312,7 +312,7 @@ def worst_entry(
     gap = ((W - G).abs() / G.abs().clamp(min=1)).nan_to_num(nan=inf)
     i, j = divmod(int(gap.argmax()), len(W))
     kind = 'positive' if labels[i] == labels[j] else 'negative'
-    return f'the {kind} pair ({i}, {j}) has {W[i, j]:.6g}, {G[i, j]:.6g} is wanted'
+    return f'expected the {kind} pair ({i}, {j}) has {W[i, j]:.6g}, {G[i, j]:.6g}'
 
 # %% ../../nbs/05_proof.weights.ipynb #9be55eab
 def check_weights(

@@ -68,7 +68,7 @@ class Collection:
         self.index, self.root = index_of_pictures(out)
         self.ids = self.index.ids                                       # (N,)
         if len(self.ids) < 3:
-            raise ValueError(f'index: three pictures at least are wanted, {len(self.ids)} are in '
+            raise ValueError(f'index: expected three pictures at least, {len(self.ids)} are in '
                              f'{out}')
         self.z = self.index.vectors()                                   # (N, D) unit rows
         known = self.index.metadata()
@@ -86,7 +86,7 @@ class Collection:
     ) -> Path:
         "Where it lies. Raises `LookupError` if there is none, or outside of the folder."
         if not 0 <= i < len(self):
-            raise LookupError(f'picture: a number below {len(self):,} is wanted, {i} was given')
+            raise LookupError(f'picture: expected a number below {len(self):,}, got {i}')
         path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
         if not path.is_relative_to(os.path.normpath(self.root)) or not path.is_file():
             raise LookupError(f'picture: {self.paths[i]} is no longer there')
@@ -191,9 +191,9 @@ def weights_of(
 ) -> dict: # JSON values: loss, value, pictures, names of their files, labels, W
     "Raises `ValueError` for what the loss does not take, and for a batch that cannot be drawn."
     if name not in shown_losses():
-        raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name!r} was given')
+        raise ValueError(f'loss: expected one of {", ".join(shown_losses())}, got {name!r}')
     if not 2 <= classes * per_class <= 64:
-        raise ValueError(f'batch: 2 to 64 pictures are wanted, {classes} × {per_class} was given')
+        raise ValueError(f'batch: expected 2 to 64 pictures, got {classes} × {per_class}')
     rng = np.random.default_rng(seed)
     counts = np.bincount(collection.labels)
     enough = rng.permutation(np.flatnonzero(counts >= min(per_class, counts.max())))
@@ -307,7 +307,7 @@ def whole_number(
     if text is None or text == '':
         return default
     if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f'{name}: a whole number is wanted, {text[:40]!r} was given')
+        raise ValueError(f'{name}: expected a whole number, got {text[:40]!r}')
     return int(text)
 
 # %% ../../nbs/59_search.browser.ipynb #08293765
@@ -399,7 +399,7 @@ def map(self:Pages, request):
 def which(self:Pages, request):
     chosen = request.query_params.get('of', 'this')
     if chosen not in ('this', 'other') or chosen == 'other' and self.other is None:
-        raise LookupError(f'of: this or other is wanted, {chosen[:40]!r} was given')
+        raise LookupError(f'of: expected this or other, got {chosen[:40]!r}')
     return self.collection if chosen == 'this' else self.other
 
 
@@ -468,7 +468,7 @@ def listed(self:Pages, request, here, title, ranked, lines, text):
     order = ranked()
     last = max(1, math.ceil(len(order) / PER_PAGE))
     if not 1 <= number <= last:
-        raise LookupError(f'page: 1 to {last} is wanted, {number} was given')
+        raise LookupError(f'page: expected 1 to {last}, got {number}')
     part = order[(number - 1) * PER_PAGE:number * PER_PAGE]
     figures = [figure(self.collection, i, *lines(i)) for i in part.tolist()]
     turn = [A('← before', href=f'{here}?page={number - 1}')] if number > 1 else []
@@ -570,8 +570,8 @@ def weights(self:Pages, request):
     given = dict(request.query_params)
     name = given.get('loss', DEFAULT_LOSS)
     if name not in shown_losses():
-        raise ValueError(f'loss: one of {", ".join(shown_losses())} is wanted, {name[:60]!r} '
-                         'was given')
+        raise ValueError(f'loss: expected one of {", ".join(shown_losses())}, got {name[:60]!r}'
+                         '')
     choice = Select(*[Option(each, selected=each == name) for each in shown_losses()],
                     name='loss')
     fields = [Label('loss ', choice)]
@@ -699,7 +699,7 @@ def browse(
         try:
             listener.bind(('127.0.0.1', port))
         except OSError as error:
-            raise OSError(f'port: a free one is wanted, {port} was given: '
+            raise OSError(f'port: expected a free one, got {port}: '
                           f'{error.strerror}; 0 takes any that is free') from error
         listener.listen()
         if ready is not None:

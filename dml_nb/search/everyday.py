@@ -105,7 +105,7 @@ def hold_back(
     check_number('share', share, above=0, below=1)
     present = np.unique(images.labels[images.labels >= 0])
     if len(present) < 2:
-        raise ValueError(f'data: at least two classes are wanted, {len(present)} was given')
+        raise ValueError(f'data: expected at least two classes, got {len(present)}')
     if images.split is not None and {'train', 'test'} <= set(images.split.tolist()):
         parts = [images.split == 'train', images.split == 'test']
         how = 'split'
@@ -118,7 +118,7 @@ def hold_back(
     train, valid = (images.subset(part) for part in parts)
     counts = np.unique(valid.labels[valid.labels >= 0], return_counts=True)[1]
     if counts.max(initial=0) < 2:
-        raise ValueError(f'data: two pictures of a class are wanted among those held back, of '
+        raise ValueError(f'data: expected two pictures of a class among those held back, of '
                          f'{len(images)} pictures {len(valid)} were, no two of them of one class')
     return train, valid, how
 
@@ -131,7 +131,7 @@ def check_body(
     if body not in known and not is_timm(body):
         near = ', '.join(get_close_matches(body, known))
         raise ValueError(
-            f'body: auto, a known name or timm:NAME is wanted, {body!r} was given'
+            f'body: expected auto, a known name or timm:NAME, got {body!r}'
             f'{near and f"; like it are {near}"}. All names: '
             'https://dml-nb.github.io/dml_nb/embedding.html')
 
@@ -266,7 +266,7 @@ def begin_record(
         record = json.loads(path.read_text(encoding='utf-8'))
         known, finished = dict(depth=1) | record['settings'], record['finished']
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}: a record of training is wanted, a damaged file was found '
+        raise ValueError(f'{path}: expected a record of training, a damaged file was found '
                          f'({error}); --fresh (fresh=True) begins anew') from error
     differ = [f'{name} {known.get(name)!r} there, {value!r} now'
               for name, value in settings.items() if known.get(name) != value]
@@ -275,7 +275,7 @@ def begin_record(
         if known.get('epochs') != settings.get('epochs'):
             why = ' The learning rate rises and falls once over all epochs, so none can be added.'
         raise ValueError(
-            f"out: a new folder, or that of the same training, is wanted; {path.parent} holds one "
+            f"out: expected a new folder, or that of the same training,; {path.parent} holds one "
             f"with {'; '.join(differ)}.{why} The same with --out {path.parent}-new (out=...) "
             'trains beside it, with --fresh (fresh=True) in its place')
     if finished and kept_hash(path.parent/'embedder') != record.get('embedder'):
@@ -436,12 +436,12 @@ def held_back_of(
     "Raises `ValueError` for no record of a training there, and for other pictures."
     path = Path(out).expanduser()/'training.json'
     if not path.is_file():
-        raise ValueError(f'{out}: a folder with a training.json is wanted to know what was held '
+        raise ValueError(f'{out}: expected a folder with a training.json to know what was held '
                          'back, there is none')
     settings = json.loads(path.read_text(encoding='utf-8'))['settings']
     if settings['data']['sha256'] != images.sha256():
-        raise ValueError(f"data: the pictures of the training ({settings['data']['name']}) are "
-                         'wanted to know what was held back, others were given')
+        raise ValueError(f"data: expected the pictures of the training ({settings['data']['name']})"
+                         ' to know what was held back, got others')
     return hold_back(images, settings['held_out'], settings['seed'])[1]
 
 # %% ../../nbs/58_search.everyday.ipynb #3ec1ffec
@@ -469,7 +469,7 @@ def embed_readable(
             tell(min(lo + bs, len(files)), len(files))
     if not rows:
         why = next(iter(skipped.values()), 'there are no files')
-        raise ValueError(f'images: at least one picture is wanted, none could be read: {why}')
+        raise ValueError(f'images: expected at least one picture, none could be read: {why}')
     return torch.cat(rows), kept, skipped
 
 # %% ../../nbs/58_search.everyday.ipynb #cf37bc2b
@@ -487,11 +487,11 @@ def index_folder(
     naming a file that cannot be written, or the process that is writing there."""
     root = Path(folder).expanduser().resolve()
     if not root.exists():
-        raise FileNotFoundError(f'images: a folder of pictures is wanted, {folder} was given, and '
+        raise FileNotFoundError(f'images: expected a folder of pictures, got {folder}, and '
                                 'there is no such folder')
     files = Pictures(root, None, None, 'cut').items
     if not files:
-        raise ValueError(f'images: pictures are wanted in {folder}, none was found')
+        raise ValueError(f'images: expected pictures in {folder}, none was found')
     facts = getattr(embedder, 'facts', {})
     depth = facts.get('depth', 1) if depth is None else depth
     check_number('depth', depth, lo=1, integer=True)

@@ -51,8 +51,8 @@ def _unit_rows(
         z = torch.from_numpy(np.require(z, requirements=['C', 'W']))
     z = check_embeddings(z, name)
     if z.shape[1] != dim:
-        raise ValueError(f'{name}: rows of {dim} numbers are wanted, '
-                         f'rows of {z.shape[1]} were given')
+        raise ValueError(f'{name}: expected rows of {dim} numbers, got '
+                         f'rows of {z.shape[1]}')
     res = np.empty(z.shape, dtype=np.float32)
     step = max(1, 2**22 // dim)                                # 32 MB in double precision
     for start in range(0, len(res), step):
@@ -60,8 +60,8 @@ def _unit_rows(
         broken = np.flatnonzero(~np.isfinite(block).all(axis=1))
         if len(broken):
             row = start + int(broken[0])
-            raise ValueError(f'{name}: finite numbers are wanted, '
-                             f'NaN or infinity was given in row {row}')
+            raise ValueError(f'{name}: expected finite numbers, got '
+                             f'NaN or infinity in row {row}')
         scale = np.abs(block).max(axis=1, keepdims=True)       # no square overflows or vanishes
         block /= np.where(scale > 0, scale, 1.)
         length = np.sqrt(np.square(block).sum(axis=1, keepdims=True))
@@ -81,14 +81,14 @@ def _as_ids(
         ids = list(ids)
     a = np.atleast_1d(np.asarray(ids))
     if a.size and a.dtype.kind not in 'iu':
-        raise TypeError(f'ids: integers are wanted, {ids!r:.80} was given')
+        raise TypeError(f'ids: expected integers, got {ids!r:.80}')
     if a.ndim != 1:
-        raise ValueError(f'ids: a list of integers is wanted, shape {a.shape} was given')
+        raise ValueError(f'ids: expected a list of integers, got shape {a.shape}')
     if a.size and (a.min() < 0 or a.max() >= 2**63 - 1):
-        raise ValueError(f'ids: integers from 0 up to 2^63 - 2 are wanted, {ids!r:.80} was given')
+        raise ValueError(f'ids: expected integers from 0 up to 2^63 - 2, got {ids!r:.80}')
     values, counts = np.unique(a, return_counts=True)
     if (counts > 1).any():
-        raise ValueError(f'ids: each id once is wanted, {values[counts > 1][0]} was given twice')
+        raise ValueError(f'ids: expected each id once, got {values[counts > 1][0]} twice')
     return a.astype(np.int64)
 
 def _as_json(
@@ -100,9 +100,9 @@ def _as_json(
     except (TypeError, ValueError, RecursionError):
         copy = None
     if copy is None and value is not None or copy != value:
-        raise ValueError('metadata: JSON values are wanted (dictionaries with strings as keys, '
+        raise ValueError('metadata: expected JSON values (dictionaries with strings as keys, '
                          'lists, strings, finite numbers, true, false, null), '
-                         f'{value!r:.80} was given')
+                         f'got {value!r:.80}')
     return copy
 
 # %% ../../nbs/57_search.index.ipynb #44427caa
@@ -150,7 +150,7 @@ _KINDS = ('flat', 'hnsw', 'ivfpq')
 def _check_settings(index):
     "Raises ValueError where `kind` or `effort` of an index make no sense."
     if index.kind not in _KINDS:
-        raise ValueError(f"kind: one of {', '.join(_KINDS)} is wanted, {index.kind!r} was given")
+        raise ValueError(f"kind: expected one of {', '.join(_KINDS)}, got {index.kind!r}")
     check_number('effort', index.effort, lo=1, integer=True)
 
 def _embedder_hash(embedder):
@@ -187,7 +187,7 @@ def _places(self:EmbeddingIndex, ids):
     "Rows of these ids; raises ValueError for one that is not here."
     missing = [id for id in ids.tolist() if id not in self._place]
     if missing:
-        raise ValueError(f'ids: ids of this index are wanted, '
+        raise ValueError(f'ids: expected ids of this index, '
                          f'{missing[0]} is not among its {len(self):,}')
     return np.array([self._place[id] for id in ids.tolist()], dtype=np.int64)
 
@@ -217,14 +217,14 @@ def add(
     n = len(x)
     ids = _as_ids(range(self._next_id, self._next_id + n) if ids is None else ids)
     if len(ids) != n:
-        raise ValueError(f'ids: one for each of the {n} rows is wanted, {len(ids)} were given')
+        raise ValueError(f'ids: expected one for each of the {n} rows, got {len(ids)}')
     metadata = [None] * n if metadata is None else [_as_json(value) for value in metadata]
     if len(metadata) != n:
-        raise ValueError(f'metadata: one for each of the {n} rows is wanted, '
-                         f'{len(metadata)} were given')
+        raise ValueError(f'metadata: expected one for each of the {n} rows, got '
+                         f'{len(metadata)}')
     here = np.array([id in self._place for id in ids.tolist()])
     if here.any() and not replace:
-        raise ValueError(f'ids: new ids are wanted, {ids[here][0]} is here already; '
+        raise ValueError(f'ids: expected new ids, {ids[here][0]} is here already; '
                          'replace=True puts the new row in its place')
     self._forget(ids[here].tolist())
     new = ids[~here].tolist()
@@ -396,7 +396,7 @@ def search(
     k = int(check_number('k', k, lo=1, integer=True))
     _check_settings(self)
     if sum(given is not None for given in (z, ids, images)) != 1:
-        raise ValueError('search: one of z, ids= and images= is wanted, none or several were given')
+        raise ValueError('search: expected one of z, ids= and images=, got none or several')
     if ids is not None:
         own = _as_ids(ids)
         x = self._view()[self._places(own)]
@@ -438,12 +438,12 @@ def embed(
     it is a network in training mode."""
     embedder = self.embedder if embedder is None else embedder
     if embedder is None:
-        raise ValueError('embedder: a function from images to embeddings is wanted, '
-                         'none was given here or to the index')
+        raise ValueError('embedder: expected a function from images to embeddings, got '
+                         'none here or to the index')
     self._check_embedder(embedder)
     if getattr(embedder, 'training', False):
-        raise ValueError('embedder: a network in evaluation mode is wanted, '
-                         'one in training mode was given; call its eval()')
+        raise ValueError('embedder: expected a network in evaluation mode, got '
+                         'one in training mode; call its eval()')
     function = embedder.embed if hasattr(embedder, 'embed') else embedder
     if not isinstance(images, Tensor):
         return function(images)
@@ -461,8 +461,8 @@ def _check_embedder(self:EmbeddingIndex, embedder):
     digest = _embedder_hash(embedder)
     if digest != self.embedder_hash:
         given = 'one without a hash' if digest is None else f'{digest[:16]}…'
-        raise ValueError(f'embedder: the one with hash {self.embedder_hash[:16]}… is wanted, '
-                         f'because the stored embeddings are its own, {given} was given')
+        raise ValueError(f'embedder: expected the one with hash {self.embedder_hash[:16]}…, '
+                         f'because the stored embeddings are its own, got {given}')
 
 # %% ../../nbs/57_search.index.ipynb #2c90371f
 def _padded(x):
@@ -584,7 +584,7 @@ def recall(
 
     A row as similar as the last of them counts as found. Raises ValueError for an empty index."""
     if not len(self):
-        raise ValueError('recall: an index with rows is wanted, an empty one was given')
+        raise ValueError('recall: expected an index with rows, got an empty one')
     k = int(check_number('k', k, lo=1, integer=True))
     if isinstance(sample, (Tensor, np.ndarray)):
         x = _unit_rows(sample, self.dim, 'sample')

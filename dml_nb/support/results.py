@@ -176,7 +176,7 @@ def read_bench(
         if name in measurements:
             found.append(measurements[name])
     if not found:
-        raise FileNotFoundError(f'{folder}: a measurement {name} is wanted, no file there has one')
+        raise FileNotFoundError(f'{folder}: expected a measurement {name}, no file there has one')
     return max(found, key=lambda measured: measured['date'])
 
 

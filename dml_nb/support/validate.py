@@ -43,13 +43,13 @@ def check_number(
         most = f'and {most}'
     number = 'an integer' if integer else 'a finite number'
     wanted = ' '.join(filter(None, [number, least, most]))
-    raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
+    raise ValueError(f'{name}: expected {wanted}, got {value!r}')
 
 # %% ../../nbs/00_support.validate.ipynb #496ecf95
 def check_flag(name, value):
     "Raise ValueError for other than True or False."
     if not isinstance(value, bool):
-        raise ValueError(f'{name}: True or False is wanted, {value!r} was given')
+        raise ValueError(f'{name}: expected True or False, got {value!r}')
     return value
 
 
@@ -57,15 +57,16 @@ def check_choice(name, value, *choices):
     "Raise ValueError unless `value` is one of the choices."
     if value not in choices:
         wanted = ' or '.join(map(repr, choices))
-        raise ValueError(f'{name}: {wanted} is wanted, {value!r} was given')
+        raise ValueError(f'{name}: expected {wanted}, got {value!r}')
     return value
 
 
 def check_generator(generator):
     "Raise TypeError for other than a `torch.Generator` or None."
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError('generator: a torch.Generator, as torch.Generator().manual_seed(0), or '
-                        f'None is wanted, {generator!r} was given')
+        raise TypeError('generator: expected a torch.Generator, as '
+                        'torch.Generator().manual_seed(0), or '
+                        f'None, got {generator!r}')
     return generator
 
 # %% ../../nbs/00_support.validate.ipynb #5271b632
@@ -85,8 +86,8 @@ def check_object(
     said = f'the class {given.__name__}' if is_class else repr(given)
     if len(said) > 80 or '\n' in said:
         said = f'a {type(given).__module__}.{type(given).__name__}'
-    raise TypeError(f'{name}: an object with {method}(...) is wanted, as {example}, '
-                    f'{said} was given{hint}')
+    raise TypeError(f'{name}: expected an object with {method}(...), as {example}, '
+                    f'got {said}{hint}')
 
 
 def takes(method, arguments:int) -> bool:

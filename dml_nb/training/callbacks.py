@@ -75,8 +75,8 @@ def find_layer(
         return layer
     known = ', '.join(list(names)[1:9])
     given = repr(layer)[:40]
-    raise ValueError(f'layer: a module of the model or its name, as {known}, is wanted, '
-                     f'{given} was given')
+    raise ValueError(f'layer: expected a module of the model or its name, as {known}, got '
+                     f'{given}')
 
 
 def as_embeddings(
@@ -180,7 +180,7 @@ def load_state_dict(self:Watcher,
 ):
     "Go on from there. Raises ValueError for what is no such state."
     if not isinstance(state, Mapping) or not isinstance(state.get('history'), list):
-        raise ValueError(f'state: what state_dict() gave is wanted, {state!r:.60} was given')
+        raise ValueError(f'state: expected what state_dict() gave, got {state!r:.60}')
     self.history = copy.deepcopy(state['history'])
 
 # %% ../../nbs/52_training.callbacks.ipynb #52bebbf8
@@ -225,7 +225,7 @@ def latest(self:Watcher, name:str) -> float: # NaN while there is none
 def plot(self:Watcher) -> Figure:
     "What was watched so far. Raises ValueError before the first epoch."
     if not self.history:
-        raise ValueError('history: at least one epoch of training is wanted, none was given')
+        raise ValueError('history: expected at least one epoch of training, got none')
     with style():
         figure = Figure(figsize=(3.4 * self.panels, 2.8))
         axes = figure.subplots(1, self.panels, squeeze=False)[0]
@@ -294,8 +294,9 @@ def as_schedules(
         return {}
     for function in by_name.values():
         if not callable(function):
-            raise TypeError('schedule: a function of the share of training, as SchedCos(0, 1), or '
-                            f'such functions by name of setting are wanted, {function!r} was given')
+            raise TypeError('schedule: expected a function of the share of training, as '
+                            'SchedCos(0, 1), or '
+                            f'such functions by name of setting, got {function!r}')
     return by_name
 
 # %% ../../nbs/52_training.callbacks.ipynb #938146e1
@@ -337,7 +338,7 @@ class LossCallback(Watcher):
     def check_loss(self, loss):
         "Raises TypeError for a class or what cannot be called."
         if isinstance(loss, type) or not callable(loss):
-            raise TypeError(f'loss: a loss, as Triplet(), is wanted, {loss!r:.60} was given')
+            raise TypeError(f'loss: expected a loss, as Triplet(), got {loss!r:.60}')
         return loss
 
 # %% ../../nbs/52_training.callbacks.ipynb #19171c9e
@@ -378,13 +379,13 @@ def settle(self:LossCallback):
 @patch
 def before_fit(self:LossCallback):
     if any(isinstance(cb, MixHandler) for cb in self.learn.cbs):
-        raise TypeError('cbs: callbacks that leave labels whole are wanted beside a '
-                        f'{type(self).__name__}, MixUp or CutMix was given')
+        raise TypeError('cbs: expected callbacks that leave labels whole beside a '
+                        f'{type(self).__name__}, got MixUp or CutMix')
     self.settle()
     for name in self.schedules:
         if name != 'weight' and not hasattr(self.term, name):
-            raise ValueError(f'schedule: weight or settings of {self.term!r} are wanted, '
-                             f'{name} was given')
+            raise ValueError(f'schedule: expected weight or settings of {self.term!r}, got '
+                             f'{name}')
     if isinstance(self.loss, nn.Module):
         self.loss.to(next(self.model.parameters()).device)
     super(LossCallback, self).before_fit()
@@ -396,8 +397,8 @@ def before_train(self:LossCallback):
     trained = {id(p) for group in self.opt.param_lists for p in group}
     if isinstance(self.loss, nn.Module):
         if any(p.requires_grad and id(p) not in trained for p in self.loss.parameters()):
-            raise ValueError('loss: parameters that the optimizer knows are wanted, others '
-                             'were given; add params(loss) to a group of the splitter')
+            raise ValueError('loss: expected parameters that the optimizer knows, got others'
+                             '; add params(loss) to a group of the splitter')
 
 # %% ../../nbs/52_training.callbacks.ipynb #80acdd74
 @patch
@@ -631,8 +632,8 @@ class PaperCallback(LossCallback):
     def check_loss(self, loss):
         if loss is not None and find_term(loss, self.kinds)[0] is None:
             names = ' or '.join(kind.__name__ for kind in self.kinds)
-            raise TypeError(f'loss: a {names} is wanted, or a sum with one, '
-                            f'{loss!r:.60} was given')
+            raise TypeError(f'loss: expected a {names}, or a sum with one, '
+                            f'got {loss!r:.60}')
         return loss
 
     def default_loss(self):
@@ -647,8 +648,8 @@ class PaperCallback(LossCallback):
             whole, index = place
             self.own_weight = whole.factors[index]
         if self.loss is None and place is None and 'weight' in self.schedules:
-            raise ValueError("schedule: settings of the Learner's own loss are wanted, weight was "
-                             'given; only an added loss or a term of a sum has one')
+            raise ValueError("schedule: expected settings of the Learner's own loss, got weight"
+                             '; only an added loss or a term of a sum has one')
         self.term, self.place = term, place
 
     def look(self, z, labels):

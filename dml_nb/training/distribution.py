@@ -171,11 +171,11 @@ def check_share(
         limits = [B, columns, columns] if len(tuples) == 3 else [B, columns, B, columns]
         for index, limit in zip(tuples, limits):
             if len(index) and not 0 <= index.min() <= index.max() < limit:
-                raise ValueError(f'tuples: indices from 0 to {limit - 1} are wanted, which count '
-                                 'the rows of this rank, others were given')
+                raise ValueError(f'tuples: expected indices from 0 to {limit - 1}, which count '
+                                 'the rows of this rank, got others')
     elif labels is None:
-        raise ValueError('labels: one integer for each row, or tuples that name the pairs, are '
-                         'wanted, neither was given')
+        raise ValueError('labels: expected one integer for each row, or tuples that name the pairs'
+                         ', got neither')
     else:
         labels = integer_tensor(labels, device, 'labels')
         columns = labels.shape[1] if labels.ndim == 2 else None     # of a boolean matrix
@@ -243,10 +243,10 @@ def check_agreement(
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
             hint = '; a memory goes inside, as in distributed(CrossBatchMemory(loss, size))'
-            raise ValueError(f'{name}: the same on all ranks is wanted, rank {others[0]} has '
+            raise ValueError(f'{name}: expected the same on all ranks, rank {others[0]} has '
                              f'another than rank 0{hint if name.startswith("ref") else ""}')
     if not any(rows for rows, *_ in everyone):
-        raise ValueError('z: at least one row on one of the ranks is wanted, none was given')
+        raise ValueError('z: expected at least one row on one of the ranks, got none')
 
 # %% ../../nbs/54_training.distribution.ipynb #996a7c3a
 def sources_of_draws(
@@ -448,7 +448,7 @@ class Distributed(nn.Module):
     def __init__(self, loss):
         super().__init__()
         if not callable(loss) or isinstance(loss, type):
-            raise TypeError(f'loss: a loss, as MultiSimilarity(), is wanted, {loss!r} was given')
+            raise TypeError(f'loss: expected a loss, as MultiSimilarity(), got {loss!r}')
         self.loss = loss
 
     def __getattr__(self, name): # where nothing of that name is found here

@@ -146,8 +146,8 @@ def torchvision_network(
         patch_side = int(arch.rpartition('_')[2])
         if height != width or height % patch_side:
             raise ValueError(
-                f'size: one side, a multiple of {patch_side} for {arch}, is wanted, '
-                f'{size!r} was given')
+                f'size: expected one side, a multiple of {patch_side} for {arch}, got '
+                f'{size!r}')
         return models.get_model(arch, weights=None, image_size=height)
     if arch == 'googlenet':
         return models.googlenet(weights=None, aux_logits=False, init_weights=True)
@@ -183,12 +183,12 @@ def import_timm(
         import timm
     except ImportError as error:
         raise ImportError(
-            f"arch: the extra timm is wanted for 'timm:{name}', it is not installed; "
+            f"arch: expected the extra timm for 'timm:{name}', it is not installed; "
             "pip install 'dml_nb[timm]'") from error
     if not timm.is_model(name):
         near = ', '.join(timm.list_models(f'*{name[:6]}*')[:5])
         hint = f'; it has {near}' if near else '; see timm.list_models()'
-        raise ValueError(f"arch: a network of timm is wanted, 'timm:{name}' was given{hint}")
+        raise ValueError(f"arch: expected a network of timm, got 'timm:{name}'{hint}")
     return timm
 
 
@@ -208,7 +208,7 @@ def timm_network(
     try:
         return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError) as error:
-        raise OSError(f"weights: timm's for {name} are wanted, they could not be downloaded "
+        raise OSError(f"weights: expected timm's for {name}, they could not be downloaded "
                       f'({error}); the path of a file will do') from error
 
 # %% ../../nbs/50_training.embedding.ipynb #d3493c32
@@ -229,15 +229,16 @@ def create_network(
         if not isinstance(body, nn.Module):
             given = type(body).__name__
             raise TypeError(
-                f'arch: a function that gives an nn.Module is wanted, it gave a {given}')
+                f'arch: expected a function that gives an nn.Module, it gave a {given}')
         return body, body
     if is_timm(arch):
         body = timm_network(arch.removeprefix('timm:'), channels, **options)
         return body, body
     if not named or arch not in BODIES:
         known = ', '.join([*SMALL, *BODIES])
-        raise ValueError(f'arch: one of {known}, timm:NAME, a function or an nn.Module is wanted, '
-                         f'{arch!r} was given')
+        raise ValueError(f'arch: expected one of {known}, timm:NAME, a function or an nn.Module, '
+                         'got '
+                         f'{arch!r}')
     network = torchvision_network(arch, size)
     body = BODIES[arch](network)
     if channels != 3:
@@ -254,11 +255,11 @@ def read_weights(
     "Numbers under names. Raises `FileNotFoundError`, `ValueError` for what holds anything else."
     is_path = isinstance(path, (str, os.PathLike))
     if not is_path or Path(path).suffix not in WEIGHT_FILES:
-        raise ValueError(f"weights: None, 'DEFAULT', 'imagenet' or a path that ends in "
-                         f"{', '.join(WEIGHT_FILES)} is wanted, {path!r} was given")
+        raise ValueError(f"weights: expected None, 'DEFAULT', 'imagenet' or a path that ends in "
+                         f"{', '.join(WEIGHT_FILES)}, got {path!r}")
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f'weights: a file is wanted, there is no {path}')
+        raise FileNotFoundError(f'weights: expected a file, there is no {path}')
     try:
         if path.suffix == '.safetensors':
             return load_tensors(path.read_bytes())
@@ -269,13 +270,13 @@ def read_weights(
     except Exception as error:
         reason = str(error).partition('\n')[0]
         raise ValueError(
-            f'weights: tensors under names are wanted, {path} cannot be read so ({reason})'
+            f'weights: expected tensors under names, {path} cannot be read so ({reason})'
         ) from error
     for key in ('state_dict', 'model'):                     # where trainers put them
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise ValueError(f'weights: tensors under names are wanted, {path} holds something else')
+        raise ValueError(f'weights: expected tensors under names, {path} holds something else')
     return {name.removeprefix('module.'): x for name, x in found.items()}
 
 # %% ../../nbs/50_training.embedding.ipynb #b8c7c4e7
@@ -303,14 +304,14 @@ def fill(
     foreign = [name for name in tensors.keys() - names.keys() if not name.startswith(classifier)]
     for names_found, what in ((missing, 'it lacks'), (foreign, 'it also has')):
         if names_found:
-            raise ValueError(f'weights: those of this network are wanted, {source} was given; '
+            raise ValueError(f'weights: expected those of this network, got {source}; '
                              f'{what} {some_names(names_found)}')
     for name, x in wanted.items():
         given = tensors.get(name, x)
         if given.shape != x.shape:
             raise ValueError(
-                f'weights: {name} of shape {tuple(x.shape)} is wanted, '
-                f'{tuple(given.shape)} was given by {source}')
+                f'weights: expected {name} of shape {tuple(x.shape)}, got '
+                f'{tuple(given.shape)} by {source}')
         with torch.no_grad():
             x.copy_(given)
 
@@ -375,14 +376,14 @@ def fill_folded(
     convs = [m for m in body.modules() if isinstance(m, SameConv2d)]
     wanted = {f'conv{i:02d}.{part}' for i in range(len(convs)) for part in ('q', 'scale', 'bias')}
     if wanted != arrays.keys():
-        raise ValueError(f'weights: {len(convs)} folded convolutions are wanted, {source} was '
-                         f'given; {some_names(wanted ^ arrays.keys())} differ')
+        raise ValueError(f'weights: expected {len(convs)} folded convolutions, got {source}'
+                         f'; {some_names(wanted ^ arrays.keys())} differ')
     for i, conv in enumerate(convs):
         q, scale, bias = (arrays[f'conv{i:02d}.{part}'] for part in ('q', 'scale', 'bias'))
         if q.shape != conv.weight.shape or not (
                 scale.shape == bias.shape == conv.bias.shape):
-            raise ValueError(f'weights: conv{i:02d} of shape {tuple(conv.weight.shape)} is '
-                             f'wanted, {tuple(q.shape)} was given by {source}')
+            raise ValueError(f'weights: expected conv{i:02d} of shape {tuple(conv.weight.shape)}'
+                             f', got {tuple(q.shape)} by {source}')
         with torch.no_grad():
             conv.weight.copy_(q.float() * scale[:, None, None, None])
             conv.bias.copy_(bias)
@@ -400,13 +401,13 @@ def local_weights(
             found.append(path)
     if not found:
         raise FileNotFoundError(
-            f'weights: a file {arch}*{"|".join(WEIGHT_FILES)} is wanted in {folder}, there is '
+            f'weights: expected a file {arch}*{"|".join(WEIGHT_FILES)} in {folder}, there is '
             f'none. Put it there, such as the one that torchvision publishes for {arch}; the '
             'environment variable DML_NB_DATA says where else to look. '
             "weights='DEFAULT' downloads it")
     if len(found) > 1:
         names = ', '.join(path.name for path in found)
-        raise ValueError(f'weights: one file of {arch} is wanted in {folder}, {names} are there; '
+        raise ValueError(f'weights: expected one file of {arch} in {folder}, {names} are there; '
                          'give the path of one')
     return found[0]
 
@@ -420,7 +421,7 @@ def downloaded_weights(
     try:
         tensors = published.get_state_dict(progress=True, check_hash=True)
     except OSError as error:
-        raise OSError(f"weights: torchvision's for {arch} are wanted from {published.url}, they "
+        raise OSError(f"weights: expected torchvision's for {arch} from {published.url}, they "
                       f'could not be downloaded ({error}); the path of a file will do') from error
     shown = published.transforms()
     return tensors, dict(mean=shown.mean, std=shown.std, size=shown.crop_size[0])
@@ -436,8 +437,8 @@ def find_weights(
     known = isinstance(arch, str) and arch in BODIES
     has_default = known or is_timm(arch)
     if weights == 'imagenet' and not known or weights == 'DEFAULT' and not has_default:
-        raise ValueError(f'weights: None or the path of a file is wanted for this body, '
-                         f"{weights!r} was given; there are 'DEFAULT' and 'imagenet' for "
+        raise ValueError(f'weights: expected None or the path of a file for this body, '
+                         f"got {weights!r}; there are 'DEFAULT' and 'imagenet' for "
                          f"{', '.join(BODIES)}, and 'DEFAULT' for timm:NAME")
     if is_timm(arch):
         name = arch.removeprefix('timm:')
@@ -655,8 +656,8 @@ def plan_body(
     mean, std = (facts.get('mean'), facts.get('std')) if normalize is None else normalize
     rgb = 'mean' in facts
     if rgb and channels not in (1, 3):
-        raise ValueError(f'channels: 1 or 3 is wanted with weights for RGB pictures, {channels} '
-                         'was given')
+        raise ValueError(f'channels: expected 1 or 3 with weights for RGB pictures, got {channels}'
+                         '')
     if size == 'auto':
         size = facts.get('size', USUAL_SIDES.get(name, 64))
     return dict(
@@ -754,11 +755,11 @@ def create_embedder(
         shape = body_output(body, channels, plan['size'])
         if len(shape) not in (2, 4):
             raise ValueError(
-                f'arch: a body that gives (1, F) or (1, F, h, w) for one picture is wanted, '
-                f'one that gives {shape} was given')
+                f'arch: expected a body that gives (1, F) or (1, F, h, w) for one picture, got '
+                f'one that gives {shape}')
         if len(shape) == 2 and pooling != 'average':
-            raise ValueError(f"pooling: 'average' is wanted for a body that gives one vector, "
-                             f'{pooling!r} was given')
+            raise ValueError(f"pooling: expected 'average' for a body that gives one vector, "
+                             f'got {pooling!r}')
         return Embedder(
             body, dim, shape[1], plan, pooling, dropout, batch_norm, head, frozen,
             frozen_batch_norm, plan['size'], fit)
@@ -771,7 +772,7 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    with _reading('images', 'a picture is wanted', 'what was given cannot be read'):
+    with _reading('images', 'expected a picture', 'what was given cannot be read'):
         return _pixels(picture, _sides(size), mode, fit) / 255
 
 
@@ -782,10 +783,10 @@ def in_unit_range(
     if x.dtype == torch.uint8:
         return x / 255
     if not x.is_floating_point():
-        raise ValueError(f'images: bytes, or floats in [0, 1], are wanted, {x.dtype} was given')
+        raise ValueError(f'images: expected bytes, or floats in [0, 1], got {x.dtype}')
     if x.numel() and not (x.min() >= 0 and x.max() <= 1):       # NaN is refused as well
-        raise ValueError(f'images: floats in [0, 1] are wanted, {x.min():g} to {x.max():g} was '
-                         'given; bytes (uint8) run from 0 to 255')
+        raise ValueError(f'images: expected floats in [0, 1], got {x.min():g} to {x.max():g}'
+                         '; bytes (uint8) run from 0 to 255')
     return x.float()
 
 # %% ../../nbs/50_training.embedding.ipynb #b4f9eede
@@ -822,8 +823,9 @@ class Pictures:
         if isinstance(images, (list, tuple, ImageSet, torch.utils.data.Dataset)):
             return images
         if not isinstance(images, Iterable):
-            raise TypeError('images: files, PIL images, arrays, tensors or a data set are wanted, '
-                            f'a {type(images).__name__} was given')
+            raise TypeError('images: expected files, PIL images, arrays, tensors or a data set, '
+                            'got '
+                            f'a {type(images).__name__}')
         return list(images)
 
     def are_many(self, shape):
@@ -847,8 +849,8 @@ def read(self:Pictures, i):
     if isinstance(item, np.ndarray):
         item = torch.from_numpy(np.ascontiguousarray(item))
     if not isinstance(item, Tensor):
-        raise TypeError('images: files, PIL images, arrays or tensors are wanted, a '
-                        f'{type(item).__name__} was given')
+        raise TypeError('images: expected files, PIL images, arrays or tensors, got a '
+                        f'{type(item).__name__}')
     x = item.detach().cpu().as_subclass(Tensor)
     if size is None and x.ndim == 1:
         return x.float()
@@ -857,8 +859,8 @@ def read(self:Pictures, i):
         pixels = (x * 255).round().byte().squeeze(-1).numpy()
         return from_pil(Image.fromarray(pixels), mode, size, fit)
     if x.ndim != 3 or x.shape[0] not in self.allowed:
-        raise ValueError(f'images: pictures of {self.allowed[1]} channels are wanted, shape '
-                         f'{tuple(item.shape)} was given')
+        raise ValueError(f'images: expected pictures of {self.allowed[1]} channels, got shape '
+                         f'{tuple(item.shape)}')
     return x if self.channels is None else x.expand(self.channels, -1, -1)
 
 
@@ -868,8 +870,8 @@ def batch(self:Pictures, lo, hi):
     found = [self.read(i) for i in range(lo, min(hi, len(self)))]
     shapes = sorted({tuple(x.shape) for x in found})
     if len(shapes) > 1:
-        raise ValueError(f'images: pictures of one size are wanted, {shapes[0]} and '
-                         f'{shapes[1]} were given; files and PIL images are resized')
+        raise ValueError(f'images: expected pictures of one size, got {shapes[0]} and '
+                         f'{shapes[1]}; files and PIL images are resized')
     return torch.stack(found)
 
 # %% ../../nbs/50_training.embedding.ipynb #ec81de5a
@@ -884,7 +886,7 @@ def _rows_of(
     check_number('bs', bs, lo=1, integer=True)
     pictures = Pictures(images, model.made.get('channels'), model.size, model.fit)
     if not len(pictures):
-        raise ValueError('images: at least one picture is wanted, none was given')
+        raise ValueError('images: expected at least one picture, got none')
     numbers = next(model.parameters(), torch.empty(0))          # where and how the network computes
     steps = range(0, len(pictures), bs)
     if progress and len(steps) > 1:

@@ -137,7 +137,7 @@ def metric_dataloaders(
     "fastai `DataLoaders` for metric learning. Raises `ValueError` for bad sizes and empty sets."
     for name, images in (('train', train), ('valid', valid)):
         if not len(images):
-            raise ValueError(f'{name}: at least one image is wanted, an empty set was given')
+            raise ValueError(f'{name}: expected at least one image, got an empty set')
     sampler = ClassBatchSampler(train.labels, classes, per_class, seed, rank, world)
     train_dl = ClassBatchDL(train, sampler, augment, num_workers=num_workers)
     valid_dl = TfmdDL(valid, bs=valid_bs, num_workers=num_workers)
@@ -307,8 +307,8 @@ def meet(self:PeerLoss,
         return
     given = self.loss.num_classes                           # 0 where their class forgets it
     if 0 < given < len(labels):
-        raise ValueError(f'num_classes: at least the {len(labels)} classes of training are '
-                         f'wanted, {given} was given')
+        raise ValueError(f'num_classes: expected at least the {len(labels)} classes of training'
+                         f', got {given}')
     self.classes = torch.as_tensor(np.asarray(labels))
 
 # %% ../../nbs/51_training.learner.ipynb #6e5ea096
@@ -329,7 +329,7 @@ class MetricLearner(Learner):
         kind = cb if isinstance(cb, type) else type(cb)
         if issubclass(kind, MixHandler):
             raise TypeError(
-                f'cbs: a callback that leaves labels whole is wanted, {kind.__name__} was given; '
+                f'cbs: expected a callback that leaves labels whole, got {kind.__name__}; '
                 'pairs of blended classes are neither alike nor different, so augment pictures '
                 'alone: metric_dataloaders(augment=...)')
         return super().add_cb(cb)
@@ -421,8 +421,9 @@ def _create_model(
     if isinstance(arch, Embedder):
         if options:
             given = ', '.join(options)
-            raise ValueError(f'arch: a name or a body is wanted to build with {given}, a finished '
-                             'Embedder was given')
+            raise ValueError(f'arch: expected a name or a body to build with {given}, got a '
+                             'finished '
+                             'Embedder')
         return arch
     channels, *size = picture.shape                             # no sides: vectors
     if len(set(size)) == 1:
@@ -495,7 +496,7 @@ def embed(self:MetricLearner,
             z.append(unit(self.model(x.to(device)).float()).cpu())
             labels.append(y[0].cpu() if y else torch.full((len(x),), -1))
     if not z:
-        raise ValueError('dl: at least one image is wanted, an empty set was given')
+        raise ValueError('dl: expected at least one image, got an empty set')
     return torch.cat(z), torch.cat(labels)
 
 # %% ../../nbs/51_training.learner.ipynb #ea64db4e
@@ -578,7 +579,7 @@ def lr_find(self:MetricLearner,
     except IndexError as error:                             # fastai, where nothing is left to see
         seen = len(self.recorder.losses)
         raise ValueError(
-            f'start_lr: a rate that trains for more than {num_it // 10 + 5} batches is wanted, '
+            f'start_lr: expected a rate that trains for more than {num_it // 10 + 5} batches, '
             f'the loss rose or was not finite after {seen} with {start_lr:g}') from error
     finally:
         if learned is not None:

@@ -78,8 +78,8 @@ class CrossBatchMemory(AroundLoss):
         super().__init__(loss)
         demanding = demanding_term(loss) if hasattr(loss, 'terms') else None
         if demanding is not None:
-            raise ValueError('loss: one that takes references is wanted, '
-                             f'{type(demanding).__name__} was given, which needs whole classes of '
+            raise ValueError('loss: expected one that takes references, got '
+                             f'{type(demanding).__name__}, which needs whole classes of '
                              'one batch or has its own proxies; GradientCache makes batches larger')
         self.size = int(check_number('size', size, 1, integer=True))
         self.warmup = int(check_number('warmup', warmup, 0, integer=True))
@@ -139,8 +139,8 @@ def _make_room(self:CrossBatchMemory, z):
         self.labels = torch.full((self.size,), -1, device=z.device)
         self.stored_at = torch.zeros(self.size, dtype=torch.int64, device=z.device)
     if self.rows.shape[1] != z.shape[1]:
-        raise ValueError(f'z: rows of {self.rows.shape[1]} numbers, as in the memory, are wanted, '
-                         f'{z.shape[1]} were given')
+        raise ValueError(f'z: expected rows of {self.rows.shape[1]} numbers, as in the memory, got '
+                         f'{z.shape[1]}')
     if self.rows.device != z.device:
         for name in ('rows', 'labels', 'stored_at'):
             setattr(self, name, getattr(self, name).to(z.device))
@@ -228,8 +228,8 @@ def _refuse(self:CrossBatchMemory, *given):
     "Raise ValueError for references or tuples of a caller."
     for name, value in zip(('ref', 'ref_labels', 'self_index', 'tuples'), given):
         if value is not None:
-            raise ValueError(f'{name}: None is wanted, since the memory gives the references, '
-                             f'a {type(value).__name__} was given; a miner belongs to the loss, as '
+            raise ValueError(f'{name}: expected None, since the memory gives the references, '
+                             f'got a {type(value).__name__}; a miner belongs to the loss, as '
                              'in Binomial(miner=MultiSimilarityMiner())')
 
 # %% ../../nbs/53_training.memory.ipynb #43db5e8b
@@ -251,11 +251,11 @@ def _load_from_state_dict(self:CrossBatchMemory, state_dict, prefix, *rest):
     found = {key: state_dict.pop(prefix + key) for key in keys if prefix + key in state_dict}
     missing = [key for key in keys[:4] if key not in found]
     if missing:
-        raise ValueError('state: one of a CrossBatchMemory is wanted, one without '
-                         f'{", ".join(missing)} was given')
+        raise ValueError('state: expected one of a CrossBatchMemory, got one without '
+                         f'{", ".join(missing)}')
     if int(found['size']) != self.size:
-        raise ValueError(f'state: a memory of {self.size} rows is wanted, one of '
-                         f'{int(found["size"])} was given')
+        raise ValueError(f'state: expected a memory of {self.size} rows, got one of '
+                         f'{int(found["size"])}')
     nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
     self.reset()
     for name in ('place', 'count', 'steps'):
@@ -478,8 +478,8 @@ def _in_chunks(
     "The rows of all chunks, in the order of the batch."
     counts = row_count((args, kwargs))
     if len(counts) != 1:
-        raise ValueError('x: tensors with one row for each item are wanted, tensors of '
-                         f'{sorted(counts)} rows were given')
+        raise ValueError('x: expected tensors with one row for each item, got tensors of '
+                         f'{sorted(counts)} rows')
     B, = counts
     n = ceil(B / self.chunk)                            # chunks
 
@@ -501,8 +501,8 @@ def _in_chunks(
         z = checkpoint(run, *x, use_reentrant=False, context_fn=contexts, **options)
         if not isinstance(z, Tensor) or len(z) != len(range(B)[rows]):
             given = f'{tuple(z.shape)}' if isinstance(z, Tensor) else f'a {type(z).__name__}'
-            raise TypeError('model: one that gives a tensor with a row for each item is wanted, '
-                            f'{given} was given for {len(range(B)[rows])} items')
+            raise TypeError('model: expected one that gives a tensor with a row for each item, got '
+                            f'{given} for {len(range(B)[rows])} items')
         parts.append(z)
     order = torch.cat([torch.arange(B)[i::n] for i in range(n)])
     return torch.cat(parts)[order.argsort().to(parts[0].device)]
@@ -523,11 +523,11 @@ class Temperature(AroundLoss):
     ):
         super().__init__(loss)
         if isinstance(loss, CrossBatchMemory):
-            raise ValueError('loss: one without memory is wanted, a CrossBatchMemory was given; '
+            raise ValueError('loss: expected one without memory, got a CrossBatchMemory; '
                              'put the memory around: CrossBatchMemory(Temperature(loss), size)')
         if getattr(loss, 'normalize', False):
-            raise ValueError('loss: one with normalize=False is wanted, since rows divided by '
-                             f'their norms forget a temperature, {loss!r} was given')
+            raise ValueError('loss: expected one with normalize=False, since rows divided by '
+                             f'their norms forget a temperature, got {loss!r}')
         self.lowest = check_number('lowest', lowest, above=0)
         check_number('temperature', temperature, lo=lowest)
         self.log_scale = nn.Parameter(torch.tensor(-log(temperature)))
@@ -536,8 +536,8 @@ class Temperature(AroundLoss):
             return
         demanding = demanding_term(loss) if hasattr(loss, 'terms') else None
         if demanding is not None:
-            raise ValueError(f'bias: None is wanted for {type(demanding).__name__}, which takes '
-                             f'no references, {bias!r} was given')
+            raise ValueError(f'bias: expected None for {type(demanding).__name__}, which takes '
+                             f'no references, got {bias!r}')
         self.bias = nn.Parameter(torch.tensor(float(check_number('bias', bias))))
 
     @property

@@ -66,8 +66,8 @@ def pack(
         return [pack(item, tensors, f'{name}.{i}') for i, item in enumerate(value)]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {'dict': {key: pack(item, tensors, f'{name}.{key}') for key, item in value.items()}}
-    wanted = 'tensors, numbers, strings, booleans, None, lists or dictionaries by name are wanted'
-    raise TypeError(f'{name[1:]}: {wanted}, {type(value).__name__} was given')
+    wanted = 'expected tensors, numbers, strings, booleans, None, lists or dictionaries by name'
+    raise TypeError(f'{name[1:]}: {wanted}, got {type(value).__name__}')
 
 
 def unpack(
@@ -260,8 +260,8 @@ def read_state(
         raise ValueError(f'{error}, or remove {folder} to go on from the checkpoint before'
                          ) from error
     if len(parts) != world:
-        raise ValueError(f'processes: {len(parts)} are wanted, as many as wrote {folder}, {world} '
-                         f'were given; start {len(parts)}, or begin anew with resume=False')
+        raise ValueError(f'processes: expected {len(parts)}, as many as wrote {folder}, got {world}'
+                         f'; start {len(parts)}, or begin anew with resume=False')
     tensors = load_tensors(contents['tensors.safetensors'])
     for data in own.values():
         tensors |= load_tensors(data)
@@ -376,8 +376,8 @@ class Checkpoints(Callback):
         if not self.run:                                # a search for a rate, or predictions
             return
         if num_distrib() > max(1, place()[1]):
-            raise ValueError(f'Checkpoints: a process group of {num_distrib()} is wanted, none was '
-                             'given; call torch.distributed.init_process_group before')
+            raise ValueError(f'Checkpoints: expected a process group of {num_distrib()}, got none'
+                             '; call torch.distributed.init_process_group before')
         self.identity = identity(self.learn)
         newest = self._find_newest()
         if newest:
@@ -404,8 +404,8 @@ def _find_newest(self:Checkpoints) -> str:
             f'{batches_of(self.dls.train)} batches')
     everyone = gather_texts(mine)
     if len(set(everyone)) > 1:
-        raise ValueError(f'Checkpoints: the same on all ranks is wanted, {"; ".join(everyone)} '
-                         'were given')
+        raise ValueError(f'Checkpoints: expected the same on all ranks, got {"; ".join(everyone)}'
+                         '')
     with as_one():
         folders = finished_folders(self.path) if place()[0] == 0 else []
         while folders and not self.resume:
@@ -422,7 +422,7 @@ def _check_identity(self:Checkpoints):
     missing = sorted(set(self.state['parts']) ^ set(parts_with_state(self.learn)))
     if names or missing:
         raise ValueError(
-            f'path: checkpoints of this training are wanted, those in {self.path} differ in '
+            f'path: expected checkpoints of this training, those in {self.path} differ in '
             f'{", ".join(names + missing)}; give each training its own folder, or remove them by '
             'resume=False')
 

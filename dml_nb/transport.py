@@ -148,7 +148,7 @@ def as_numbers(
     name:str, # how the caller calls it
 ) -> Tensor: # of that dtype
     "Raises TypeError for what is none, ValueError for a wrong shape."
-    wanted = 'booleans are' if dtype == torch.bool else 'numbers are'
+    wanted = 'booleans' if dtype == torch.bool else 'numbers'
     try:
         t = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.array(given))
         right = t.dtype == torch.bool if dtype == torch.bool else not t.is_complex()

@@ -43,12 +43,12 @@ def greys(images):
 
 
 def refused(call, *parts):
-    "The call raises one of the three kinds of errors, says what is wanted, and names the culprit"
+    "The call raises one of the three kinds of errors, says what was expected, and names the culprit"
     with pytest.raises((ValueError, FileNotFoundError, TypeError)) as caught:
         call()
     said = str(caught.value)
     assert type(caught.value) in (ValueError, FileNotFoundError, TypeError), repr(caught.value)
-    assert 'wanted' in said and all(part in said for part in parts), said
+    assert 'expected' in said and all(part in said for part in parts), said
     return said
 
 
@@ -383,7 +383,7 @@ def test_the_nearest_layout_is_asked_for(tmp_path):
     assert 'images_background, images_evaluation is' in said
     (tmp_path/'omniglot').mkdir()
     (tmp_path/'omniglot'/'images_background.npz').touch()
-    said = refused(lambda: load_data('omniglot', tmp_path), f'wanted in {tmp_path}/omniglot,')
+    said = refused(lambda: load_data('omniglot', tmp_path), f' in {tmp_path}/omniglot,')
     assert 'images_evaluation.npz, alphabets.csv is missing' in said
     (tmp_path/'devkit').mkdir()
     (tmp_path/'devkit'/'cars_test_annos_withlabels.mat').touch()
@@ -1141,7 +1141,7 @@ def only_refusals(call):
         return call()
     except (ValueError, FileNotFoundError, TypeError) as error:
         assert type(error) in (ValueError, FileNotFoundError, TypeError), repr(error)
-        assert 'wanted' in str(error), str(error)
+        assert 'expected' in str(error), str(error)
 
 
 def flipped(raw, changes):

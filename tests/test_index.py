@@ -309,7 +309,7 @@ def test_refused():
     for ids in ([5, 9], [-1]):
         with pytest.raises(ValueError, match=' wanted, '):
             index.remove(ids)
-    with pytest.raises(ValueError, match='wanted'):
+    with pytest.raises(ValueError, match='expected'):
         EmbeddingIndex(3).recall()
     assert index.metadata([7, -1]) == ['c', None]
     assert index.search(torch.zeros(1, 3), 4)[1].tolist() == [[5, 6, 7, -1]]

@@ -61,7 +61,7 @@ def common_bad_input(loss, z, labels):
         try:
             call()
         except (TypeError, ValueError) as e:
-            assert 'wanted' in str(e), f'wrong input {number}: {e}'
+            assert 'expected' in str(e), f'wrong input {number}: {e}'
         else:
             raise AssertionError(f'wrong input {number} was accepted')
     return len(wrong)

@@ -109,7 +109,7 @@ def test_random_work_as_with_a_dictionary(operations):
                 for id in arguments[0]:
                     del stored[id], facts[id]
             else:
-                with pytest.raises(ValueError, match='expected ids of this index'):
+                with pytest.raises(ValueError, match='ids of this index'):
                     index.remove(arguments[0])
         elif name == 'search':
             agree(index, stored, *arguments)
@@ -277,7 +277,7 @@ def test_settings_may_change():
     index.kind = 'flat'
     assert index.recall(300) == 1
     index.kind = 'ivf'
-    with pytest.raises(ValueError, match="expected flat, hnsw, ivfpq, got 'ivf'"):
+    with pytest.raises(ValueError, match="flat, hnsw, ivfpq, got 'ivf'"):
         index.search(z[:1])
 
 
@@ -304,10 +304,10 @@ def test_refused():
              dict(z=torch.eye(3), k=1.5), dict(z=nan), dict(images=torch.eye(3)),
              dict(z=torch.ones(3))]
     for arguments in wrong:
-        with pytest.raises(ValueError, match=' wanted, '):
+        with pytest.raises(ValueError, match='expected .*got'):
             index.search(**arguments)
     for ids in ([5, 9], [-1]):
-        with pytest.raises(ValueError, match=' wanted, '):
+        with pytest.raises(ValueError, match='expected .*got'):
             index.remove(ids)
     with pytest.raises(ValueError, match='expected'):
         EmbeddingIndex(3).recall()

@@ -14,7 +14,7 @@ import networkx
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from test_pages import code_cells, pages, public_names
+from test_pages import code_cells, pages
 
 from dml_nb.support.results import commit, imported_modules
 
@@ -135,10 +135,6 @@ def test_the_diagram_shows_the_rooms_as_they_are():
     assert set(drawn) == set(networkx.transitive_reduction(imports).edges)
     described = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (`.+?) \|', guide, re.M)))
     assert set(described) == set(imports)
-
-def test_modules_import_from_where_a_name_is_defined():
-    "Chapters load names lazily; the hash of the code that made a result follows modules alone"
-    assert not [(module, name) for module, name in imports_of_modules() if name in public_names()]
 
 @pytest.mark.long
 def test_the_guide_to_a_loss_runs():

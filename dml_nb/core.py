@@ -597,9 +597,9 @@ def index_tensors(
     "Raises TypeError for non-integers, ValueError for a wrong number of them."
     if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
         several = isinstance(tuples, (tuple, list))
-        given = f'{len(tuples)} were' if several else f'a {type(tuples).__name__} was'
+        given = f'{len(tuples)}' if several else f'a {type(tuples).__name__}'
         raise ValueError('tuples: expected three (a, p, n) or four (a1, p, a2, n) index tensors'
-                         f', {given} given')
+                         f', got {given}')
     indices = [integer_tensor(index, device, 'tuples') for index in tuples]
     indices = [index.long() if index.numel() == 0 else index for index in indices]
     for index in indices:

@@ -203,7 +203,7 @@ known_at_once = {
         ['embed', 'MODEL', 'features:z.npz'], 'got features:z.npz', 'no such file'),
     'model without a network': (['embed', 'nowhere', 'photos'], 'got nowhere'),
     'model to index with': (['index', 'nowhere', 'MODEL'], 'got nowhere'),
-    'share': (['train', 'digits', '--held-out', '1'], '--held-out: a finite number above 0 and be'),
+    'share': (['train', 'digits', '--held-out', '1'], '--held-out: expected a finite number above 0 and be'),
     'rate': (['train', 'digits', '--lr', 'nan'], '--lr: expected a finite number above 0'),
     'no number': (['compare', '--seeds', 'many'], 'integer'),
     'too small': (['compare', '--epochs', '0'], '--epochs'),
@@ -284,8 +284,8 @@ def test_a_paragraph_of_help_is_as_wide_as_the_terminal(dml, monkeypatch):
 
 
 wrong = {
-    'share': (['--held-out', '2'], '--held-out: a finite number above 0 and below 1'),
-    'rate': (['--lr', '-1'], '--lr: a finite number above 0'),
+    'share': (['--held-out', '2'], '--held-out: expected a finite number above 0 and below 1'),
+    'rate': (['--lr', '-1'], '--lr: expected a finite number above 0'),
     'setting': (['--set', 'gamma=3'], '--set: ', 'temperature=0.1', 'got gamma=3'),
     'value': (['--set', 'temperature=two'], '--set: ', 'got temperature=two', 'above 0'),
     'name': (['--loss', 'circel'], 'dml: --loss: expected a known name, got circel; did you mean circle? Known are'),
@@ -845,7 +845,7 @@ def test_an_own_loss_may_stop_no_command(tmp_path, dml):
     (tmp_path/'leaves.py').write_text('raise SystemExit(3)')
     for words in (['train', 'digits', '--loss'], ['compare', '--losses']):
         is_one_line(dml(*words, f'{tmp_path}/leaves.py:Mine', '--out', tmp_path/'out'),
-                    'got leaves.py; SystemExit: 3')
+                    'leaves.py; SystemExit: 3')
 
 
 def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml):

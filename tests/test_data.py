@@ -388,7 +388,7 @@ def test_the_nearest_layout_is_asked_for(tmp_path):
     (tmp_path/'devkit').mkdir()
     (tmp_path/'devkit'/'cars_test_annos_withlabels.mat').touch()
     said = refused(lambda: load_data('cars196', tmp_path), 'cars_train, cars_test is missing')
-    assert f'expected devkit/cars_test_annos_withlabels.mat in {tmp_path},' in said
+    assert f'devkit/cars_test_annos_withlabels.mat in {tmp_path},' in said
 
 
 # ---------------------------------------------------------------- official layouts
@@ -1063,7 +1063,7 @@ def test_classes_at_a_depth(kind, around, tmp_path):
     with pytest.warns(UserWarning, match='10 pictures lie above'):
         refused(lambda: load(depth=5, on_error='skip'), 'at depth 5 per class')
     for bad in (0, 1.5, '2', True):
-        refused(lambda: load(depth=bad), 'depth: an integer from 1 up')
+        refused(lambda: load(depth=bad), 'depth: expected an integer from 1 up')
 
 
 @pytest.mark.parametrize('kind', ['folder', 'zip'])
@@ -1083,7 +1083,7 @@ def test_a_depth_is_refused_where_it_means_nothing(tmp_path):
     paint(tmp_path/'a.png', 1)
     (tmp_path/'x.csv').write_text('file,label\na.png,1')
     for data in ('digits', tmp_path/'x.csv', 'orl-faces', 'lfw', f'features:{tmp_path}/x.npy'):
-        refused(lambda: load_data(data, depth=2), 'depth: an option of')
+        refused(lambda: load_data(data, depth=2), 'depth: expected an option of')
 
 
 def test_stand_ins(tmp_path):

@@ -131,7 +131,7 @@ def test_an_own_network_takes_its_own_names(tmp_path):
     torch.save(given.state_dict() | dict(more=torch.zeros(2)), tmp_path/'more.pt')
     with pytest.raises(ValueError, match='it also has more'):
         create_embedder('lenet', 8, 1, weights=tmp_path/'more.pt')
-    with pytest.raises(ValueError, match=r'expected shape \(20, 3, 3, 3\)'):
+    with pytest.raises(ValueError, match=r'of shape \(20, 3, 3, 3\)'):
         create_embedder('lenet', 8, 3, weights=tmp_path/'mine.pt')
 
 
@@ -321,7 +321,7 @@ def test_embedding_in_batches_leaves_the_network_alone():
     same(dict(embedder.state_dict()), before)
     assert embedder.training and z.dtype == torch.float32 and z.device.type == 'cpu'
     same(embedder.double().embed(x), z)
-    with pytest.raises(ValueError, match='bs: an integer'):
+    with pytest.raises(ValueError, match='bs: expected an integer'):
         embedder.embed(x, bs=0)
 
 
@@ -453,7 +453,7 @@ def test_a_pickle_with_right_hashes_is_refused(saved, tmp_path):
     ('dim', 5), ('head', 'mlp'), ('arch', 'lenet'), ('arch', 'nothing'), ('batch_norm', True)])
 def test_a_description_that_does_not_fit_is_refused(saved, key, value):
     rewrite(saved, lambda facts: facts['network'].update({key: value}))
-    with pytest.raises(ValueError, match='that fit this body|arch: one of'):
+    with pytest.raises(ValueError, match='that fit this body|arch: expected one of'):
         load_embedder(saved)
 
 

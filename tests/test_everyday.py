@@ -411,12 +411,12 @@ def test_rows_beside_the_network_of_others_are_refused(folder, tmp_path):
     role = 'weights-of-embedder.safetensors'
     other = {role: _INDEX.read(tmp_path/'b')[1][role]}
     _INDEX.write(tmp_path/'a', facts, contents | other)
-    with pytest.raises(ValueError, match='embedder: the one with hash'):
+    with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         search_folder(tmp_path/'a', folder/'0'/'0.png')
     same_weights = create_embedder('small_convnet', 8, 3, 16, 0, None)      # of larger pictures
     changed = facts['pictures'] | dict(network=same_weights.config)
     _INDEX.write(tmp_path/'a', facts | dict(pictures=changed), contents)
-    with pytest.raises(ValueError, match='embedder: the one with hash'):
+    with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         search_folder(tmp_path/'a', folder/'0'/'0.png')
     without = {name: data for name, data in contents.items() if name != role}
     _INDEX.write(tmp_path/'a', facts, without)

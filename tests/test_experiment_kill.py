@@ -55,10 +55,15 @@ if __name__ == '__main__':
     recipes = [Recipe(**json.loads(fields)) for fields in recipes]
     run_many(recipes, folder, workers=2, progress=False)
 """
-#: A process that comes to seed 1 is killed; seed 2 raises what cannot be sent to another process.
+#: The first kills the process that trains with it, the second raises what cannot be sent to another.
 DEADLY = """
 import os, signal
-from dml_nb.experiments import trial
+from dml_nb.losses import Contrastive
+
+
+class Dies(Contrastive):
+    def value_and_weights(self, S, pairs):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Unsendable(Exception):
@@ -66,16 +71,10 @@ class Unsendable(Exception):
         super().__init__(response)
 
 
-def run_on(recipe, *args, run_on=trial.run_on):
-    if recipe.seed == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if recipe.seed == 2:
+class Raises(Contrastive):
+    def value_and_weights(self, S, pairs):
         raise Unsendable(response='no answer')
-    return run_on(recipe, *args)
-
-
-trial.run_on = run_on                                       # in each process, which reads this file
-""" + SWEEP
+"""
 #: One that calls `run_many` wherever it is read.
 UNGUARDED = SWEEP.replace("if __name__ == '__main__':", 'if True:')
 
@@ -192,31 +191,24 @@ def test_a_recipe_that_diverges_is_named_and_the_others_are_kept(tmp_path):
     assert len(run_many(good, tmp_path, workers=1, progress=False)) == 2
 
 
-def error_of(script, recipes, folder):
-    "The last line that the script writes where errors go"
-    fields = map(fields_of, recipes)
-    ended = subprocess.run([sys.executable, script, str(folder), *fields], text=True,
-                           stderr=subprocess.PIPE)
-    assert ended.returncode == 1
-    return ended.stderr.splitlines()[-1]
-
-
 def test_recipes_whose_process_dies_and_errors_that_cannot_be_sent_are_named(tmp_path):
-    script = tmp_path/'deadly.py'
-    script.write_text(DEADLY)
-    recipes = [replace(SHORT, seed=seed) for seed in range(4)]
-    recipes.append(replace(SHORT, lr=1e30))
-    error = error_of(script, recipes, tmp_path/'runs')
-    assert error.startswith('RuntimeError: recipes: ') and ' 3 of 5 failed: ' in error
-    assert f'{recipes[1]}: its process died' in error
-    assert f'{recipes[2]}: Unsendable: no answer' in error
-    assert f'{recipes[4]}: FloatingPointError: ' in error
+    losses = tmp_path/'losses.py'
+    losses.write_text(DEADLY)
+    recipes = [replace(SHORT, seed=seed) for seed in range(2)]
+    deadly = [replace(SHORT, loss=f'{losses}:{name}', options={}) for name in ('Dies', 'Raises')]
+    diverges = replace(SHORT, lr=1e30)
+    with pytest.raises(RuntimeError, match=r'^recipes: .* 3 of 5 failed: ') as raised:
+        run_many([recipes[0], *deadly, recipes[1], diverges], tmp_path/'runs', 2, progress=False)
+    error = str(raised.value)
+    assert f'{deadly[0]}: its process died' in error
+    assert f'{deadly[1]}: ValueError: loss: training with ' in error
+    assert 'Unsendable: no answer' in error and f'{diverges}: FloatingPointError: ' in error
     assert len(results_of(tmp_path/'runs')) == 2
 
 
-def test_a_script_whose_processes_cannot_begin_is_told_so(tmp_path):
+def test_a_script_is_not_read_again_by_its_processes(tmp_path):
     script = tmp_path/'unguarded.py'
     script.write_text(UNGUARDED)
     recipes = [replace(SHORT, seed=seed) for seed in range(3)]
-    error = error_of(script, recipes, tmp_path/'runs')
-    assert error.startswith('RuntimeError: workers: ') and "__name__ == '__main__'" in error
+    output_of(start(script, str(tmp_path/'runs'), *map(fields_of, recipes)))
+    assert len(results_of(tmp_path/'runs')) == 3

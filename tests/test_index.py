@@ -288,7 +288,7 @@ def test_refused():
     wrong = [
         (dict(z=torch.eye(2)), 'z: expected rows of 3 numbers, got rows of 2'),
         (dict(z=nan), 'z: expected finite numbers, got NaN or infinity in row 1'),
-        (dict(z=nan.nan_to_num(torch.inf)), 'NaN or infinity was given in row 1'),
+        (dict(z=nan.nan_to_num(torch.inf)), 'got NaN or infinity in row 1'),
         (dict(z=torch.eye(3), ids=[5, 8, 9]), 'ids: expected new ids, 5 is here already'),
         (dict(z=torch.eye(3), ids=[8, 9]), 'ids: expected one for each of the 3 rows, 2 were'),
         (dict(z=torch.eye(3), ids=[8, 9, 8]), 'ids: expected each id once, got 8 twice'),
@@ -353,18 +353,18 @@ def test_pictures_and_embedders(tmp_path):
     again = EmbeddingIndex.open(index.save(tmp_path/'index'))
     with pytest.raises(ValueError, match='got none'):
         again.search(images=images[:1])
-    with pytest.raises(ValueError, match='embedder: the one with hash'):
+    with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         again.search(images=images[:1], embedder=other)
     with pytest.raises(ValueError, match='got one without a hash'):
         again.search(images=images[:1], embedder=lambda x: x.flatten(1)[:, :4])
-    with pytest.raises(ValueError, match='embedder: the one with hash'):
+    with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         EmbeddingIndex.open(tmp_path/'index', embedder=other)
     assert again.search(images=images[:9], k=1, embedder=net)[1][:, 0].tolist() == list(range(9))
     net.train()
     with pytest.raises(ValueError, match='evaluation mode'):
         again.search(images=images[:1], embedder=net)
     net.eval()[1].weight.data.add_(.1)
-    with pytest.raises(ValueError, match='embedder: the one with hash'):
+    with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         index.search(images=images[:1])
 
     class Named:

@@ -281,7 +281,7 @@ def test_class_weights_are_trained_for_the_classes_that_are_there(name, parts):
     assert all(not torch.equal(value, before[key]) for key, value in loss_func.state_dict().items())
     learn.freeze()
     assert all(p.requires_grad for p in loss_func.parameters()), 'they train with the head'
-    with pytest.raises(ValueError, match='num_classes: at least the 5'):
+    with pytest.raises(ValueError, match='num_classes: expected at least the 5'):
         metric_learner(loaders(parts), 'small_convnet', loss_func, 8)
 
 
@@ -324,7 +324,7 @@ def test_files_are_brought_to_both_sides_of_the_pictures_of_training(tmp_path):
     same(load_embedder(save_embedder(learn.model, tmp_path/'net')).embed(files), z, atol=1e-6)
     flat = metric_learner(dls, lambda channels: nn.Flatten(), dim=8, seed=0)
     assert flat.model.head.in_features == 32 * 16 and flat.embed()[0].shape == (16, 8)
-    with pytest.raises(ValueError, match='size: one side'):
+    with pytest.raises(ValueError, match='size: expected one side'):
         metric_learner(dls, 'vit_b_16', dim=8)              # before the first batch
 
 

@@ -16,19 +16,20 @@ __all__ = ['sweep', 'run_many', 'choose']
 import dataclasses
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
+from uuid import uuid4
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #e381abcd
+from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
+
 from ..support.validate import check_number
 from .recipe import Recipe, split_images
 from .statistics import interval
@@ -82,14 +83,11 @@ def sweep(
     return recipes
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #0bc7e161
-_shelf = Shelf() # of a process that `run_many` started
-
-
 def named_run(
     recipe:Recipe,
     folder, # of finished runs
     fresh:bool,
-    shelf:Shelf=_shelf,
+    shelf:Shelf,
 ) -> None:
     "Train and keep it. Raises `RuntimeError` that names the recipe and what went wrong."
     try:
@@ -111,45 +109,70 @@ def train_here(recipes, folder, fresh, shelf, done) -> list: # of the errors
     return failed
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #b3dc0592
-def begin_work():
-    "Of a process for runs: Ctrl-C is its parent's to answer, and it ends with its parent."
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with, args=[multiprocessing.parent_process()], daemon=True).start()
+_shelves = {} # of a process that trains: what the runs of one call share
 
 
-def end_with(parent):
-    parent.join()
+def end_with(
+    parent:int, # its process
+):
+    "Waits for its end."
+    while os.getppid() == parent:
+        time.sleep(1)
     os._exit(1)
 
 
+def begin_work(
+    parent:int, # the process that called `run_many`
+    call:str, # which call that was
+) -> Shelf: # for all runs of this call in this process
+    "Ctrl-C is the parent's to answer, and a process that it started ends with it."
+    if call not in _shelves:
+        if os.getppid() == parent:                          # not on a cluster
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            threading.Thread(target=end_with, args=[parent], daemon=True).start()
+        _shelves.clear()
+        _shelves[call] = Shelf()
+    return _shelves[call]
+
+
+def tried_run(
+    place:int, # of the recipe
+    recipe:Recipe,
+    folder, # of finished runs
+    fresh:bool,
+    parent:int, # as `begin_work`
+    call:str,
+) -> tuple: # the place; what went wrong, or None
+    "A run in a process of its own, which may end without a word."
+    try:
+        named_run(recipe, folder, fresh, begin_work(parent, call))
+    except RuntimeError as error:
+        return place, str(error)
+    return place, None
+
+
 def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the errors
-    "As they come. Raises `RuntimeError` if no process can begin."
-    exported = import_module('dml_nb.experiments.sweeps')          # which a new process can import
-    spawn = multiprocessing.get_context('spawn')
-    sent = [exported.Recipe(**asdict(recipe)) for recipe in recipes]
+    "As they come."
+    waiting = dict(enumerate(recipes))
     failed = []
-    lost = []
-    with ProcessPoolExecutor(min(workers, len(sent)), spawn, exported.begin_work) as pool:
-        began = pool.submit(os.getpid)
-        jobs = {pool.submit(exported.named_run, recipe, folder, fresh): recipe for recipe in sent}
-        try:
-            for job in as_completed(jobs):
-                error = job.exception()
-                if isinstance(error, BrokenProcessPool):
-                    lost.append(jobs[job])
-                    continue
+    call = uuid4().hex
+    jobs = [delayed(tried_run)(place, recipe, folder, fresh, os.getpid(), call)
+            for place, recipe in waiting.items()]
+    pool = Parallel(max(2, min(workers, len(jobs))), prefer='processes', batch_size=1,
+                    pre_dispatch='all', return_as='generator_unordered')
+    try:
+        with closing(pool(jobs)) as found:                  # Ctrl-C ends the processes
+            for place, error in found:
+                del waiting[place]
                 if error is not None:
-                    failed.append(error)
+                    failed.append(RuntimeError(error))
                 done()
-        except BaseException:
-            for process in list(pool._processes.values()):
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
-            raise
-    if began.exception() is not None:
-        raise RuntimeError("workers: expected processes that can begin, the first one died; a "
-                           "script that calls run_many wants if __name__ == '__main__':"
-                           ) from began.exception()
+    except BrokenProcessPool:
+        lost = list(waiting.values())
+    else:
+        lost = []
+    finally:
+        get_reusable_executor().shutdown(kill_workers=True)
     if lost and len(recipes) == 1:
         failed.append(RuntimeError(f'{recipes[0]}: its process died, perhaps for want of memory'))
         done()

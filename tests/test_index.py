@@ -290,7 +290,7 @@ def test_refused():
         (dict(z=nan), 'z: expected finite numbers, got NaN or infinity in row 1'),
         (dict(z=nan.nan_to_num(torch.inf)), 'got NaN or infinity in row 1'),
         (dict(z=torch.eye(3), ids=[5, 8, 9]), 'ids: expected new ids, 5 is here already'),
-        (dict(z=torch.eye(3), ids=[8, 9]), 'ids: expected one for each of the 3 rows, 2 were'),
+        (dict(z=torch.eye(3), ids=[8, 9]), 'ids: expected one for each of the 3 rows, got 2'),
         (dict(z=torch.eye(3), ids=[8, 9, 8]), 'ids: expected each id once, got 8 twice'),
         (dict(z=torch.eye(3), metadata=[1]), 'metadata: expected one for each of the 3 rows, 1'),
         (dict(z=torch.eye(3), metadata=[1, 2, {3}]), 'metadata: expected JSON values'),

@@ -98,7 +98,7 @@ def _fitted(picture, size, fit):
 @contextmanager
 def _opened(file):
     "A PIL image of a path or of a file in a zip, which is what has an `archive`"
-    with _reading(file, 'expected a picture', 'what was given cannot be read'):
+    with _reading(file, 'expected a picture', 'it cannot be read'):
         content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
         with Image.open(content) as picture:
             yield picture

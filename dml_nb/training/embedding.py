@@ -772,7 +772,7 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    with _reading('images', 'expected a picture', 'what was given cannot be read'):
+    with _reading('images', 'expected a picture', 'it cannot be read'):
         return _pixels(picture, _sides(size), mode, fit) / 255
 
 

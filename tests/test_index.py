@@ -745,3 +745,17 @@ def test_rows_removed_before_they_joined_the_structure():
     new = index.add(torch.randn(2, 8))
     index.remove(new[:1])
     assert new[1] in index.search(ids=[0], k=50)[1]
+
+
+def test_a_row_that_came_after_a_removal_leaves_alone():
+    z = rows(101)
+    index = EmbeddingIndex(16, 'hnsw')
+    index.add(z[:100])
+    index.search(z[:1])
+    index.remove([3])
+    index.search(z[:1])
+    index.add(z[100:], [500])
+    index.search(z[:1])
+    index.remove([500])
+    kept = torch.arange(100)[torch.arange(100) != 3]
+    assert torch.equal(index.search(z[kept], 1)[1][:, 0], kept)

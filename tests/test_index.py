@@ -292,7 +292,7 @@ def test_refused():
         (dict(z=torch.eye(3), ids=[5, 8, 9]), 'ids: expected new ids, 5 is here already'),
         (dict(z=torch.eye(3), ids=[8, 9]), 'ids: expected one for each of the 3 rows, got 2'),
         (dict(z=torch.eye(3), ids=[8, 9, 8]), 'ids: expected each id once, got 8 twice'),
-        (dict(z=torch.eye(3), metadata=[1]), 'metadata: expected one for each of the 3 rows, 1'),
+        (dict(z=torch.eye(3), metadata=[1]), 'metadata: expected one for each of the 3 rows, got 1'),
         (dict(z=torch.eye(3), metadata=[1, 2, {3}]), 'metadata: expected JSON values'),
     ]
     for arguments, message in wrong:

@@ -304,10 +304,10 @@ def test_refused():
              dict(z=torch.eye(3), k=1.5), dict(z=nan), dict(images=torch.eye(3)),
              dict(z=torch.ones(3))]
     for arguments in wrong:
-        with pytest.raises(ValueError, match='expected .*got'):
+        with pytest.raises(ValueError, match='expected'):
             index.search(**arguments)
     for ids in ([5, 9], [-1]):
-        with pytest.raises(ValueError, match='expected .*got'):
+        with pytest.raises(ValueError, match='expected'):
             index.remove(ids)
     with pytest.raises(ValueError, match='expected'):
         EmbeddingIndex(3).recall()

@@ -747,7 +747,7 @@ def _digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 c
     "Alpaydin and Kaynak's handwritten digits (1998); grey levels 0 to 16 become [0, 1]."
     from sklearn.datasets import load_digits
     if root:
-        raise ValueError(f'digits: expected no path, got they are embedded; {root}')
+        raise ValueError(f'digits: expected no path, since they are embedded, got {root}')
     raw = load_digits()
     pixels = (raw.images / 16).astype(np.float32)
     return ImageSet(pixels, raw.target, raw.target_names, name='digits')
@@ -808,8 +808,8 @@ def _levels(root, depth) -> list: # of lists of paths: the root, the folders in 
 def _folder(root=None, name=None, depth=1, **options) -> ImageSet:
     "Pictures in one folder per class, those at `depth`; they may lie at any depth in it."
     check_number('depth', depth, lo=1, integer=True)
-    per_class = 'expected per class' if depth == 1 else f'expected at depth {depth} per class'
-    wanted = f'folder: one folder of pictures ({" ".join(sorted(_endings))}) {per_class}'
+    per_class = 'per class' if depth == 1 else f'at depth {depth} per class'
+    wanted = f'folder: expected one folder of pictures ({" ".join(sorted(_endings))}) {per_class}'
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, got {str(root or "")!r}, which is no folder')
     root = Path(root).expanduser()
@@ -1448,8 +1448,8 @@ def _inshop_index(path) -> tuple: # files, labels, classes, split
         check_choice(f'{path}: evaluation_status', part, 'train', 'query', 'gallery')
     stated = _integers(path, ' '.join(_lines(path)[:1]).split())
     if stated != [len(rows)]:
-        raise ValueError(f'{path}: expected as many rows as its first line says, got {stated} is '
-                         f'said and {len(rows):,}')
+        raise ValueError(f'{path}: expected {stated} rows, as its first line says, '
+                         f'got {len(rows):,}')
     labels, classes = _numbered('inshop', [item for _, item, _ in rows])
     return [file for file, _, _ in rows], labels, classes, np.array([part for _, _, part in rows])
 
@@ -1664,8 +1664,8 @@ def load_data(
     if 'download' in inspect.signature(reader).parameters:
         options['download'] = download
     elif download:
-        raise ValueError(f'download: expected False, got {name} is only read from disk; '
-                         f'{download!r}')
+        raise ValueError(f'download: expected False, since {name} is only read from disk, '
+                         f'got {download!r}')
     return reader(root if root is not None else path or None, **options)
 
 # %% ../../nbs/30_data.sources.ipynb #71ce7e83

@@ -880,7 +880,7 @@ def check_ks(
     if not integers:
         raise TypeError(f'ks: expected a list or tuple of integers, got {ks!r}')
     if not len(ks) or min(ks) < 1:
-        wanted = 'expected at least one integer, all of them 1 or more,'
+        wanted = 'expected at least one integer, all of them 1 or more'
         raise ValueError(f'ks: {wanted}, got {ks!r}')
     return tuple(int(k) for k in ks)
 

@@ -293,8 +293,8 @@ def boundaries_of_block(
 ) -> Tensor: # (b, 1)
     "Those of the anchors. Raises ValueError where no classes were given."
     if pairs.batch.y is None:
-        raise ValueError('labels: expected integer classes, got each has a boundary of its own; '
-                         'tuples or a boolean matrix')
+        raise ValueError('labels: expected integer classes, since each has a boundary of its own, '
+                         'got tuples or a boolean matrix')
     return self.boundaries_of(pairs.batch.y[pairs.rows]).detach()
 
 # %% ../../nbs/23_losses.contrastive.ipynb #692edb7c
@@ -334,8 +334,8 @@ def forward(
         return PairLoss.forward(self, z, labels, *given)
     z, ref, batch = check_operands(self, z, labels, *given)
     if labels is None:
-        raise ValueError('labels: expected one integer for each row, each class has a boundary '
-                         'of its own, got None')
+        raise ValueError('labels: expected one integer for each row, since each class has a '
+                         'boundary of its own, got None')
     y = as_labels(labels, len(z), z.device)
     x = unit(z) if self.normalize else widen(z)                          # (B, D)
     r = x if ref is None else unit(ref) if self.normalize else widen(ref)

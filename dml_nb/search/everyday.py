@@ -275,7 +275,7 @@ def begin_record(
         if known.get('epochs') != settings.get('epochs'):
             why = ' The learning rate rises and falls once over all epochs, so none can be added.'
         raise ValueError(
-            f"out: expected a new folder, or that of the same training,; {path.parent} holds one "
+            f"out: expected a new folder, or that of the same training; {path.parent} holds one "
             f"with {'; '.join(differ)}.{why} The same with --out {path.parent}-new (out=...) "
             'trains beside it, with --fresh (fresh=True) in its place')
     if finished and kept_hash(path.parent/'embedder') != record.get('embedder'):

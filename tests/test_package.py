@@ -28,9 +28,17 @@ def settings():
 
 @pytest.mark.long
 @pytest.mark.parametrize('module, unwanted', [
+    ('dml_nb.support.validate', heavy),
+    ('dml_nb.support.storage', (*heavy, 'torch')),
+    ('dml_nb.support.results', heavy),
     ('dml_nb.core', heavy),
     ('dml_nb.weighting', heavy),
+    ('dml_nb.proof', (*heavy, 'torch')),
+    ('dml_nb.proof.behaviour', heavy),
     ('dml_nb.losses', heavy),
+    ('dml_nb.data.sources', ('fastai', 'faiss', 'matplotlib', 'sympy', 'torchvision')),
+    ('dml_nb.evaluation.retrieval', heavy),
+    ('dml_nb.search.index', ('fastai', 'sympy', 'matplotlib', 'torchvision')),
     ('dml_nb.training.distribution', heavy),
     ('dml_nb.training.embedding', ('fastai', 'torchvision'))])
 def test_imports_are_light(module, unwanted):

@@ -27,7 +27,6 @@ from multiprocessing.context import get_spawning_popen
 from pathlib import Path, PurePosixPath
 
 # %% ../../nbs/30_data.sources.ipynb #f97b58b4
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from fastcore.basics import patch
@@ -600,6 +599,7 @@ def show(
     side:float=0.9, # inches per picture
 ):
     "A grid of pictures under their class names; gives the matplotlib figure."
+    import matplotlib.pyplot as plt
     indices = np.arange(min(20, len(self))) if indices is None else np.asarray(indices)
     if not len(indices): raise ValueError('indices: expected a picture, got none')
     if len(self.source.shape) == 1:

@@ -292,7 +292,7 @@ def test_refused():
         (dict(z=torch.eye(3), ids=[5, 8, 9]), 'ids: expected new ids, 5 is here already'),
         (dict(z=torch.eye(3), ids=[8, 9]), 'ids: expected one for each of the 3 rows, got 2'),
         (dict(z=torch.eye(3), ids=[8, 9, 8]), 'ids: expected each id once, got 8 twice'),
-        (dict(z=torch.eye(3), metadata=[1]), 'metadata: expected one for each of the 3 rows, 1'),
+        (dict(z=torch.eye(3), metadata=[1]), 'metadata: expected one for each of the 3 rows, got 1'),
         (dict(z=torch.eye(3), metadata=[1, 2, {3}]), 'metadata: expected JSON values'),
     ]
     for arguments, message in wrong:
@@ -304,10 +304,10 @@ def test_refused():
              dict(z=torch.eye(3), k=1.5), dict(z=nan), dict(images=torch.eye(3)),
              dict(z=torch.ones(3))]
     for arguments in wrong:
-        with pytest.raises(ValueError, match='expected .*got'):
+        with pytest.raises(ValueError, match='expected'):
             index.search(**arguments)
     for ids in ([5, 9], [-1]):
-        with pytest.raises(ValueError, match='expected .*got'):
+        with pytest.raises(ValueError, match='expected'):
             index.remove(ids)
     with pytest.raises(ValueError, match='expected'):
         EmbeddingIndex(3).recall()
@@ -745,3 +745,17 @@ def test_rows_removed_before_they_joined_the_structure():
     new = index.add(torch.randn(2, 8))
     index.remove(new[:1])
     assert new[1] in index.search(ids=[0], k=50)[1]
+
+
+def test_a_row_that_came_after_a_removal_leaves_alone():
+    z = rows(101)
+    index = EmbeddingIndex(16, 'hnsw')
+    index.add(z[:100])
+    index.search(z[:1])
+    index.remove([3])
+    index.search(z[:1])
+    index.add(z[100:], [500])
+    index.search(z[:1])
+    index.remove([500])
+    kept = torch.arange(100)[torch.arange(100) != 3]
+    assert torch.equal(index.search(z[kept], 1)[1][:, 0], kept)

@@ -100,6 +100,24 @@ def test_readers_get_what_pages_import():
                if not known & {canonicalize_name(each) for each in of.get(name, [])}}
     assert modules and not lacking
 
+def test_what_is_imported_is_declared():
+    "Each distribution by itself, whatever else may bring it"
+    extras = {key: value for key, value in settings().items() if key.endswith('_requirements')}
+    texts = ' '.join([settings()['requirements'], *extras.values()]).split()
+    declared = {canonicalize_name(Requirement(text).name) for text in texts}
+    names = set()
+    for file in (root/'dml_nb').rglob('*.py'):
+        for node in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module)
+    modules = {name.partition('.')[0] for name in names} - {*sys.stdlib_module_names, 'dml_nb'}
+    of = packages_distributions()
+    lacking = {name for name in modules
+               if name in of and not declared & {canonicalize_name(each) for each in of[name]}}
+    assert modules and not lacking
+
 def test_console_scripts():
     for script in settings()['console_scripts'].split():
         name, value = script.split('=')

@@ -135,7 +135,7 @@ def common_blocks(loss, z, labels):
                 test_same(found, expected, rtol=1e-9, atol=1e-12)
             except AssertionError as e:
                 raise AssertionError(
-                    f'expected in blocks of {block} the value is {found[0]:.6g}, {expected[0]:.6g}'
+                    f'in blocks of {block}: expected the value {expected[0]:.6g}, got {found[0]:.6g}'
                     ' (is something divided by a number of the block, or kept in memory '
                     f'that is used again?). {e}') from e
             test_same(value_and_gradient(cut + .5 * loss, z, labels)[0], 1.5 * expected[0],

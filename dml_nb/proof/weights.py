@@ -290,7 +290,7 @@ def check_batch(
         both = error_of(other_value, value), error_of(observable(other_W), observable(W))
         errors[name] = float(torch.tensor(both).amax())
     facts = {'B': len(z), 'number': float(value), 'kinks': f'{kinks} of {n}'}
-    facts['value'] = f'expected {float(value):.6g} was computed, {float(expected):.6g}'
+    facts['value'] = f'expected {float(expected):.6g}, got {float(value):.6g}'
     facts['W'] = worst_entry(observable(W), G, labels)
     return errors, facts
 
@@ -312,7 +312,7 @@ def worst_entry(
     gap = ((W - G).abs() / G.abs().clamp(min=1)).nan_to_num(nan=inf)
     i, j = divmod(int(gap.argmax()), len(W))
     kind = 'positive' if labels[i] == labels[j] else 'negative'
-    return f'expected the {kind} pair ({i}, {j}) has {W[i, j]:.6g}, {G[i, j]:.6g}'
+    return f'the {kind} pair ({i}, {j}): expected {G[i, j]:.6g}, got {W[i, j]:.6g}'
 
 # %% ../../nbs/05_proof.weights.ipynb #9be55eab
 def check_weights(

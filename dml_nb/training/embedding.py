@@ -774,7 +774,7 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    with reading('images', 'expected a picture', 'what was given cannot be read'):
+    with reading('images', 'expected a picture', 'it cannot be read'):
         return picture_pixels(picture, sides_of(size), mode, fit) / 255
 
 

@@ -4,9 +4,14 @@ Modules:
 
 - `dml_nb.cli`: `dml`: from a folder of pictures to a search, and losses against each other, in one line each.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
+- `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
+- `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+- `dml_nb.data.readers`: What most people have becomes an `ImageSet`, and every mistake in it is named
 - `dml_nb.data.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
-- `dml_nb.data.sources`: One small class for every source of labelled pictures, and the two ways to split it
+- `dml_nb.data.sources`: `load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
+- `dml_nb.data.splits`: Hold back pictures of every class, or whole classes
+- `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.

@@ -17,10 +17,14 @@ from PIL import Image
 from scipy.io import savemat
 from torch.utils.data import DataLoader
 
-import dml_nb.data.sources as data
-from dml_nb.data import ImageSet, load_data, read_image, split_by_class, split_by_image
-from dml_nb.data.sources import ImageFiles, crop_and_flip, turn_classes
-from dml_nb.data import noisy_images, symmetric_noise
+from dml_nb.data import (
+    ImageSet, crop_and_flip, load_data, noisy_images, read_image, split_by_class, split_by_image,
+    symmetric_noise, turn_classes)
+from dml_nb.data.benchmarks import (
+    _by_number, _cars196_index, _cars_parts, _cars_rows, _cub200_index, _market1501_index,
+    _read_pairs)
+from dml_nb.data.images import ImageFiles, _upright_sides
+from dml_nb.data.transforms import center_crop
 
 lists = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'index-files'
 with_lists = pytest.mark.skipif(not lists.is_dir(), reason='DML_NB_DATA holds no index-files')
@@ -197,7 +201,7 @@ def test_pictures_are_turned_upright(tmp_path, orientation):
     assert np.array_equal(found, upright)
     with Image.open(tmp_path/'x.png') as picture:
         assert picture.size == ((3, 2) if orientation < 5 else (2, 3))
-    assert data._upright_sides(tmp_path/'x.png') == (3, 2)
+    assert _upright_sides(tmp_path/'x.png') == (3, 2)
     files = ImageFiles([tmp_path/'x.png', paint(tmp_path/'y.png', 0, (3, 2))])
     files.check_alike()  # of one size, once upright
 
@@ -471,7 +475,7 @@ def test_cars196_devkit(tmp_path):
     known = [c - 1 for c, _ in wanted]
     for place in (tmp_path, tmp_path/'devkit'):
         savemat(place/'cars_test_annos_withlabels.mat', {'annotations': cars_rows(test, 'fname')})
-        files, labels, classes, split = data._cars196_index(tmp_path)
+        files, labels, classes, split = _cars196_index(tmp_path)
         assert labels == known and split.tolist() == [s for _, s in wanted] and classes == names
         # 192 of the classes have no picture here, which is a fault; the pictures are the right ones
         assert [round(float(read_image(tmp_path / f).mean() * 255)) for f in files] == [
@@ -586,24 +590,24 @@ def test_market1501(tmp_path):
 
 @with_lists
 def test_official_counts(tmp_path):
-    labels = data._by_number(lists/'CUB_200_2011'/'image_class_labels.txt')
+    labels = _by_number(lists/'CUB_200_2011'/'image_class_labels.txt')
     for name in ('classes.txt', 'image_class_labels.txt'):
         shutil.copy(lists/'CUB_200_2011'/name, tmp_path)
     (tmp_path/'images.txt').write_text('\n'.join(f'{i} {c}/{i}.jpg' for i, c in labels.items()))
-    _, found, classes, split = data._cub200_index(tmp_path)
+    _, found, classes, split = _cub200_index(tmp_path)
     assert len(classes) == 200 and Counter(split.tolist()) == {'train': 5864, 'test': 5924}
     assert {y for y, s in zip(found, split) if s == 'train'} == set(range(100))
-    names = data._by_number(lists/'CUB_200_2011'/'images_first50classes.txt')
+    names = _by_number(lists/'CUB_200_2011'/'images_first50classes.txt')
     assert all(
         classes[y] == names[i].split('/')[0] for i, y in zip(sorted(labels), found) if i in names
     )
-    cars = data._cars_rows(lists/'cars196'/'cars_train_annos.mat', '', 'fname')
+    cars = _cars_rows(lists/'cars196'/'cars_train_annos.mat', '', 'fname')
     assert len(cars[0]) == 8144
     assert set(cars[1]) == set(range(1, 197))
     assert cars[1][:3] == [14, 3, 91]
-    assert Counter(data._cars_parts(*cars, range(196))[3].tolist()) == {'train': 4052, 'test': 4092}
+    assert Counter(_cars_parts(*cars, range(196))[3].tolist()) == {'train': 4052, 'test': 4092}
     refused(
-        lambda: data._cars_rows(lists/'cars196'/'cars_test_annos.mat', '', 'fname'),
+        lambda: _cars_rows(lists/'cars196'/'cars_test_annos.mat', '', 'fname'),
         'withlabels',
     )
     parts = {
@@ -613,7 +617,7 @@ def test_official_counts(tmp_path):
         ]
         for part, name in (('train', 'train'), ('query', 'query'), ('gallery', 'test'))
     }
-    _, people, classes, split, camera = data._market1501_index(parts)
+    _, people, classes, split, camera = _market1501_index(parts)
     assert Counter(split.tolist()) == {
         'train': 12936,
         'query': 3368,
@@ -627,7 +631,7 @@ def test_official_counts(tmp_path):
         751,
     ]
     assert set(camera) == set(range(1, 7)) and set(people[split == 'junk']) == {-1}
-    pairs = data._read_pairs(lists/'lfw'/'pairs.txt')
+    pairs = _read_pairs(lists/'lfw'/'pairs.txt')
     assert pairs[0] == (('Abel_Pacheco', 1), ('Abel_Pacheco', 4), True, 0)
     assert len(pairs) == 6000
     assert Counter((fold, same) for *_, same, fold in pairs) == {
@@ -1474,7 +1478,7 @@ def test_transforms_travel_to_workers_and_fastai(tmp_path):
     assert next(iter(loader))[0].shape == (12, 3, 6, 6)
     dls = DataLoaders.from_dsets(
         train,
-        images.transformed(partial(data.center_crop, side=6)),
+        images.transformed(partial(center_crop, side=6)),
         bs=4,
         device='cpu',
         num_workers=0,

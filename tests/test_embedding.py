@@ -23,7 +23,7 @@ from dml_nb.support import storage
 from dml_nb.training import embedding
 from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_image
-from dml_nb.data.sources import ImageFiles, _Transformed
+from dml_nb.data.images import ImageFiles, _Transformed
 from dml_nb.training import (
     Embedder, Features, create_embedder, load_embedder, metric_dataloaders, metric_learner,
     save_embedder)

@@ -72,7 +72,7 @@ def test_a_fault_is_found(copy, name, old, new):
     ('11_losses.histogram.ipynb', '"h_p^- is approximately the ratio of negative pairs which have a '
      'lower cosine similarity compared with the current positive pair" |',
      '"h_p^- is exactly the ratio of negative pairs" |'),
-    ('32_data.noise.ipynb', '"being more robust"', '"being the most robust"'),
+    ('37_data.noise.ipynb', '"being more robust"', '"being the most robust"'),
     (PAGE, '"a variant of the variance-regularized loss"', '"a kind of regularized loss"'),
 ], ids=['entry', 'prose', 'withdrawn'])
 def test_an_invented_quotation_is_found(copy, name, old, new):

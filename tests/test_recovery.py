@@ -30,7 +30,7 @@ from dml_nb.training import recovery
 from dml_nb.support.storage import write_atomically
 from dml_nb.data import load_data
 from dml_nb.training import distributed, metric_dataloaders, metric_learner
-from dml_nb.training.learner import shift_images
+from dml_nb.data import shift_images
 from dml_nb.losses import MultiSimilarity, SemiHard, Triplet
 from dml_nb.training import Checkpoints, CrossBatchMemory
 from dml_nb.training.recovery import finished_folders, read_state, remove_folder, tracker_states

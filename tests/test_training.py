@@ -25,7 +25,7 @@ from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
 from dml_nb.training import (
     create_embedder, load_embedder, metric_dataloaders, metric_learner, save_embedder)
-from dml_nb.training.learner import shift_images
+from dml_nb.data import shift_images
 from dml_nb.losses import MultiSimilarity, Triplet
 from dml_nb.losses.catalogue import LOSSES
 

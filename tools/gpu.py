@@ -138,11 +138,9 @@ def compiled(device, small):
 
 def omniglot(device, small):
     "The recipe of the page on the Learner, whose file for a CPU is results/omniglot.json"
-    from dml_nb.data import load_data
-    from dml_nb.data.sources import turn_classes
+    from dml_nb.data import jitter_images, load_data, turn_classes
     from dml_nb.experiments.trial import measure
     from dml_nb.training import metric_dataloaders, metric_learner
-    from dml_nb.training.learner import jitter_images
     from dml_nb.losses import NPairs
     images = load_data('omniglot', size=20)
     known, unseen = (images.subset(images.split == part) for part in ('train', 'test'))

@@ -2,7 +2,10 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    'sources': ['ImageSet', 'load_data', 'read_image', 'split_by_class', 'split_by_image'],
+    'images': ['ImageSet', 'read_image'],
+    'sources': ['load_data'],
+    'splits': ['split_by_class', 'split_by_image'],
+    'transforms': ['crop_and_flip', 'jitter_images', 'shift_images', 'turn_classes'],
     'samplers': ['ClassBatchSampler'],
     'noise': ['asymmetric_noise', 'noisy_images', 'symmetric_noise'],
 })

@@ -18,7 +18,7 @@ from functools import partial
 
 from ..support.results import machine, versions, write_json
 from ..support.validate import check_number
-from ..data.sources import ImageSet
+from ..data.images import ImageSet
 from .recipe import Recipe, class_count, make_loss, split_images
 from .statistics import interval
 from .store import Shelf, device_name, own_device

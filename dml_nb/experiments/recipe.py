@@ -39,8 +39,10 @@ from .. import DEFAULT_LOSS
 from ..support.validate import check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
-from ..data.sources import (
-    ImageSet, _name_and_path, load_data, split_by_class, split_by_image, turn_classes)
+from ..data.images import ImageSet
+from ..data.sources import load_data, name_and_path
+from ..data.splits import split_by_class, split_by_image
+from ..data.transforms import turn_classes
 from ..losses import (
     DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
 from ..losses.catalogue import LOSSES, Entry, is_own
@@ -341,7 +343,7 @@ def check_fields(
         check_flag(name, getattr(recipe, name))
     check_number('seed', recipe.seed, lo=0, hi=2**32 - 1, integer=True)
     check_number('lr', recipe.lr, above=0)
-    _name_and_path(str(recipe.data))                        # raises for neither a source nor a path
+    name_and_path(str(recipe.data))                        # raises for neither a source nor a path
     if recipe.arch not in SMALL and recipe.arch not in BODIES and not is_timm(recipe.arch):
         raise ValueError(f'arch: expected one of {", ".join([*SMALL, *BODIES])} or timm:NAME, got '
                          f'{recipe.arch!r}')

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 import dml_nb
 from ..support.storage import write_atomically
-from ..data.sources import ImageSet
+from ..data.images import ImageSet
 from .compare import MEASURES
 from .recipe import Recipe, split_images
 from ..plots import curves, retrieval_grid, scatter_embedding, style

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from ..support.results import code_hash, machine, versions
-from ..data.sources import ImageSet
+from ..data.images import ImageSet
 from .recipe import Recipe, load_images, own_module, set_fields
 from ..losses.catalogue import is_own
 from ..training.embedding import Features, create_embedder, small_convnet

@@ -39,7 +39,9 @@ from torch import Tensor
 from ..support.results import code_hash, write_json
 from ..core import similarities
 from ..data.samplers import ClassBatchSampler
-from ..data.sources import ImageSet, crop_and_flip, split_by_image
+from ..data.images import ImageSet
+from ..data.splits import split_by_image
+from ..data.transforms import crop_and_flip
 from ..evaluation.clustering import (
     clustering_scores, linear_probe, nearest_class_mean, spectral_variance)
 from ..evaluation.retrieval import evaluate

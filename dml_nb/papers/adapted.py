@@ -31,7 +31,8 @@ from sklearn.metrics import silhouette_samples
 from torch import Tensor
 
 from ..core import similarities, unit
-from ..data.sources import ImageSet, load_data
+from ..data.images import ImageSet
+from ..data.sources import load_data
 from ..experiments.recipe import Recipe, load_images, set_fields
 from ..experiments.statistics import interval
 from ..experiments.store import Shelf, kept_path, run_key

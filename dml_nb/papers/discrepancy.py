@@ -9,7 +9,7 @@ and STL, with clean and with wrong labels. S. K. Roy, Y. Han, M. Harandi and L. 
 *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022,
 [arXiv:2209.06469](https://arxiv.org/abs/2209.06469); formulas and proofs are on the pages on
 [transport](21_transport.ipynb), [class-wise discrepancy](22_losses.discrepancy.ipynb) and [label
-noise](32_data.noise.ipynb).
+noise](37_data.noise.ipynb).
 
 Docs: https://dml-nb.github.io/dml_nb/papers.discrepancy.html.md"""
 
@@ -28,7 +28,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from ..data.sources import ImageSet, load_data, split_by_image
+from ..data.images import ImageSet
+from ..data.sources import load_data
+from ..data.splits import split_by_image
 from ..training.embedding import create_embedder
 from ..experiments.recipe import Recipe, recipe_loss
 from ..experiments.statistics import interval, paired_interval, welch

@@ -39,7 +39,7 @@ from starlette.responses import HTMLResponse, Response
 from torch import Tensor
 
 from .. import DEFAULT_LOSS
-from ..data.sources import small_jpeg
+from ..data.images import small_jpeg
 from .index import index_of_pictures
 from ..losses.catalogue import LOSSES
 from ..evaluation.retrieval import evaluate

@@ -39,14 +39,17 @@ from .. import DEFAULT_LOSS
 from ..support.results import code_hash, machine, versions, write_json
 from ..support.storage import one_writer, write_atomically
 from ..support.validate import check_number
-from dml_nb.data.sources import (
-    ImageSet, _class_of, crop_and_flip, load_data, options_of, small_jpeg, split_by_class,
-    split_by_image)
+from ..data.images import ImageSet, small_jpeg
+from ..data.readers import class_of
+from ..data.sources import load_data, options_of
+from ..data.splits import split_by_class, split_by_image
+from ..data.transforms import crop_and_flip
 from ..training.embedding import (
     BODIES, SMALL, Embedder, Pictures, create_embedder, is_timm, load_embedder, local_weights,
     rebuilt, save_embedder, tensor_bytes)
 from .index import EmbeddingIndex, index_of_pictures
-from ..training.learner import jitter_images, metric_dataloaders, metric_learner
+from ..data.transforms import jitter_images
+from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
 from ..training.recovery import Checkpoints, remove_checkpoints
 from ..evaluation.retrieval import evaluate
@@ -501,7 +504,7 @@ def index_folder(
         index = EmbeddingIndex(z.shape[1], kind, embedder)
         places = [file.relative_to(base) for file in kept]
         index.add(z, metadata=[
-            dict(path=place.as_posix(), label='/'.join(_class_of(place.parts[:-1], depth)))
+            dict(path=place.as_posix(), label='/'.join(class_of(place.parts[:-1], depth)))
             for place in places])
         index._pictures = dict(root=str(base), network=embedder.config, facts=facts)
         index._weights = tensor_bytes(embedder.state_dict())

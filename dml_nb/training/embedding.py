@@ -40,7 +40,9 @@ from torch import Tensor, nn
 from ..support.storage import Store, hash_of, write_atomically
 from ..core import unit
 from ..support.validate import check_number
-from ..data.sources import ImageSet, _base, _is_picture, _pixels, _reading, _sides, read_image
+from ..data.benchmarks import data_folder
+from ..data.images import ImageSet, picture_pixels, read_image, reading, sides_of
+from ..data.readers import is_picture
 from ..support.validate import check_choice
 
 # %% ../../nbs/50_training.embedding.ipynb #e1375c97
@@ -142,7 +144,7 @@ def torchvision_network(
     "A fresh network. Raises `ValueError` for a side that a transformer cannot cut into patches."
     from torchvision import models
     if BODIES[arch] is ClassToken:
-        height, width = _sides(size) or (224, 224)
+        height, width = sides_of(size) or (224, 224)
         patch_side = int(arch.rpartition('_')[2])
         if height != width or height % patch_side:
             raise ValueError(
@@ -393,7 +395,7 @@ def local_weights(
     arch:str, # a name in `BODIES`
 ) -> Path:
     "Its file in the folder `weights` of DML_NB_DATA. Raises `FileNotFoundError`, `ValueError`."
-    folder = _base(None)/'weights'
+    folder = data_folder(None)/'weights'
     found = []
     for path in sorted(folder.glob(f'{arch}*')):
         named = max((name for name in BODIES if path.name.startswith(name)), key=len)
@@ -638,7 +640,7 @@ def body_output(
     size, # their side, or (height, width); None: vectors of `channels` numbers
 ) -> tuple: # the shape of its output for one picture
     "Try a body on one black picture, or on a vector of zeros, and leave no trace."
-    shape = (channels, *(_sides(size) or ()))
+    shape = (channels, *(sides_of(size) or ()))
     device = next((p.device for p in body.parameters()), 'cpu')
     with evaluating(body):
         return tuple(body(torch.zeros(1, *shape, device=device)).shape)
@@ -708,7 +710,7 @@ def fill_body(
     if isinstance(part, ClassToken):
         from torchvision.models.vision_transformer import interpolate_embeddings
         patch_side = part.conv_proj.kernel_size[0]
-        side = _sides(plan['size'])[0]
+        side = sides_of(plan['size'])[0]
         tensors = interpolate_embeddings(side, patch_side, dict(tensors))
     fill(network, part, tensors, source, classifier)
 
@@ -743,7 +745,7 @@ def create_embedder(
             check_number('normalize', value)
             check_number('normalize', spread, above=0)
     if size != 'auto':
-        _sides(size)
+        sides_of(size)
     tensors, facts = find_weights(arch, weights)
     plan = plan_body(arch, channels, size, normalize, facts)
     with torch.random.fork_rng(enabled=seed is not None):
@@ -772,8 +774,8 @@ def from_pil(
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    with _reading('images', 'expected a picture', 'it cannot be read'):
-        return _pixels(picture, _sides(size), mode, fit) / 255
+    with reading('images', 'expected a picture', 'it cannot be read'):
+        return picture_pixels(picture, sides_of(size), mode, fit) / 255
 
 
 def in_unit_range(
@@ -815,7 +817,7 @@ class Pictures:
             if not path.is_dir():
                 return [path]
             files = [p for p in sorted(path.rglob('*')) if p.is_file()]
-            return [p for p in files if _is_picture(p.relative_to(path).as_posix())]
+            return [p for p in files if is_picture(p.relative_to(path).as_posix())]
         if isinstance(images, Image.Image):
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):

@@ -20,7 +20,6 @@ __all__ = ['metric_dataloaders', 'metric_learner']
 # %% ../../nbs/51_training.learner.ipynb #2fdff7f6
 import copy
 import inspect
-import math
 import warnings
 from functools import partial
 
@@ -42,7 +41,7 @@ from torch.backends.cudnn import flags as cudnn_flags
 from .. import DEFAULT_LOSS
 from ..core import full_precision, places_of_classes, similarities, unit
 from ..support.validate import check_number
-from ..data.sources import ImageSet, crop_and_flip
+from ..data.images import ImageSet
 from .embedding import Embedder, create_embedder, evaluating
 from ..losses.catalogue import LOSSES
 from ..plots import retrieval_grid
@@ -90,34 +89,6 @@ class ClassBatchDL(TfmdDL):
             self.sampler.position += 1
             yield x, y
         self.sampler.set_epoch(self.sampler.epoch + 1)
-
-# %% ../../nbs/51_training.learner.ipynb #669adc35
-def shift_images(
-    x:Tensor, # (B, C, H, W)
-    generator:torch.Generator, # on the CPU
-    pixels:int=1, # the farthest, along each axis
-) -> Tensor: # (B, C, H, W)
-    "Move each picture by whole pixels, every distance equally likely; what comes in is 0."
-    return crop_and_flip(x, generator, x.shape[-2:], flip=0., pad=pixels)
-
-# %% ../../nbs/51_training.learner.ipynb #1beb844c
-def jitter_images(
-    x:Tensor, # (B, C, H, W)
-    generator:torch.Generator, # on the CPU
-    degrees:float=15., # the farthest turn
-    grow:float=.1, # the farthest change of size, as a share
-    shift:float=.08, # the farthest move, as a share of the side
-) -> Tensor: # (B, C, H, W)
-    "Turn, scale and move each picture a little, every amount equally likely; what comes in is 0."
-    turn, size, right, down = torch.rand(4, len(x), generator=generator) * 2 - 1        # (B,) each
-    angle = turn * math.radians(degrees)
-    cosine = angle.cos() * (1 + grow * size)
-    sine = angle.sin() * (1 + grow * size)
-    first = torch.stack([cosine, -sine, 2 * shift * right], 1)                          # (B, 3)
-    second = torch.stack([sine, cosine, 2 * shift * down], 1)                           # (B, 3)
-    maps = torch.stack([first, second], 1).to(x)                                        # (B, 2, 3)
-    grid = torch.nn.functional.affine_grid(maps, list(x.shape), align_corners=False)
-    return torch.nn.functional.grid_sample(x, grid, align_corners=False)
 
 # %% ../../nbs/51_training.learner.ipynb #3ae9352c
 def metric_dataloaders(

@@ -66,7 +66,7 @@ app = Commands(
 
 
 def fail(
-    what, # one sentence: what is wanted, what was given
+    what, # one sentence: what was expected, what came
     status:int=2, # exit status
 ):
     "Say it on one line of stderr and stop."

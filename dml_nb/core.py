@@ -129,7 +129,7 @@ def device_is_read(t):
 def as_labels(
     labels, # (B,) integers of any type, -1: unlabelled; or (B, R) booleans: who belongs with whom
     n:int, # B, the rows they belong to
-    device:torch.device=None, # where they are wanted
+    device:torch.device=None, # where they go
     columns:int=None, # R, if a boolean matrix is allowed
     name:str='labels', # how the caller calls them
     missing:str='unlabelled', # what -1 says
@@ -271,7 +271,7 @@ def similarities(
 
 # %% ../nbs/03_core.ipynb #7901666d
 def allocate(
-    like:Tensor, # whose dtype and device are wanted
+    like:Tensor, # whose dtype and device the result has
     size:int, # elements
 ) -> Tensor: # (size,), not initialised
     "Memory that may be written in any mode."
@@ -293,7 +293,7 @@ class Scratch:
 
     def take(
         self,
-        like:Tensor, # whose dtype and device are wanted, and whose shape unless one is given
+        like:Tensor, # whose dtype and device the result has, and whose shape unless one is given
         shape:tuple=None, # (b, R)
     ) -> Tensor: # (b, R), not initialised
         "A matrix that nothing else uses until `rewind`."

@@ -535,7 +535,7 @@ def make_batch(
     labels=None, ref_labels=None, self_index=None, tuples=None, # as `PairLoss.forward` takes them
     alone:bool=True, # the anchors are their own references
 ) -> Batch:
-    "The table of pairs. Raises TypeError or ValueError that says what is wanted."
+    "The table of pairs. Raises TypeError or ValueError that says what was expected."
     demanding = demanding_term(loss)
     name = type(demanding).__name__
     if demanding is not None and not (alone and tuples is None):

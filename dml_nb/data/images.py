@@ -44,7 +44,7 @@ def sides_of(size) -> tuple | None: # (height, width)
 @contextmanager
 def reading(
     path, # the file that is read within
-    wanted, # such as 'a zip is wanted'
+    wanted, # such as 'expected a zip'
     fault='it cannot be read', # what to say where anything goes wrong
 ):
     "FileNotFoundError for a file that is not there, ValueError for any other fault"

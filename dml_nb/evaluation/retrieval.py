@@ -46,7 +46,7 @@ def as_integers(
 
 def as_ids(
     labels, # (n,) integers or strings in a tensor, array, list or column of a table
-    n:int, # how many are wanted
+    n:int, # how many there should be
     name:str='labels', # how the caller calls them
 ): # (n,) int64 tensor, or (n,) array of strings
     "`labels` as int64 or as strings; raises TypeError for others, ValueError for a wrong length"
@@ -263,7 +263,7 @@ class Workers:
 
     def matrices(
         self,
-        like:Tensor, # whose type and device are wanted
+        like:Tensor, # whose type and device the result has
         height:int, # rows
         width:int, # columns
     ) -> tuple: # two (height, width) tensors, not initialised

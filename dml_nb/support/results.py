@@ -250,7 +250,7 @@ def compare_speed(
 # %% ../../nbs/02_support.results.ipynb #5da82971
 def extra_memory(
     setup:str, # Python source: imports, data, a small warm-up
-    job:str, # Python source whose memory is wanted
+    job:str, # Python source whose memory is measured
 ) -> float: # megabytes of 2^20 bytes
     """What a job adds to the resident memory of a fresh process at its highest. Raises OSError
     where there is no /proc to ask (outside Linux), RuntimeError if the job fails."""

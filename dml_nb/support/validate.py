@@ -21,7 +21,7 @@ import torch
 # %% ../../nbs/00_support.validate.ipynb #a21e400c
 def check_number(
     name:str, # of the setting
-    value, # what was given
+    value, # what came
     lo:float=-inf, # the least that is allowed
     hi:float=inf, # the most
     above:float=None, # a bound that is itself not allowed
@@ -72,13 +72,13 @@ def check_generator(generator):
 # %% ../../nbs/00_support.validate.ipynb #5271b632
 def check_object(
     name:str, # of the setting
-    given, # what was given
+    given, # what came
     method:str, # what it must have
     example:str, # how one would be written
     hint:str='', # what else to do
     arguments:int=None, # how many the method takes
 ): # `given`
-    "Raise TypeError unless an object (not its class) with that method was given."
+    "Raise TypeError unless it is an object (not its class) with that method."
     is_class = isinstance(given, type)
     if not is_class and callable(getattr(given, method, None)):
         if arguments is None or takes(getattr(given, method), arguments):

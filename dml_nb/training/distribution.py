@@ -61,7 +61,7 @@ def share_of_gradient(
     loss:PairLoss,
     x:Tensor, r:Tensor, # (N, D), (R, D) unit rows of all ranks
     batch:Batch, # all their pairs
-    to_x:bool, to_r:bool, # which gradients are wanted
+    to_x:bool, to_r:bool, # which gradients to compute
     rank:int, world:int,
 ) -> tuple: # this rank's part of the value, of ∂/∂x (N, D) and of ∂/∂r (R, D)
     "The engine's sweep: surveys over all blocks, weights over those of this rank."
@@ -297,7 +297,7 @@ def same_draws(
 def add_over_ranks(
     parts:list, # of tensors, None on a rank that failed
     shapes:list, # theirs, the same on all ranks
-    like:Tensor, # of the dtype and device that is wanted
+    like:Tensor, # of the dtype and device of the result
     error:Exception=None, # why it failed
 ) -> list: # of tensors
     "One all-reduce for all parts. On every rank, raise what was raised on any of them."

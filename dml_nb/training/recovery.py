@@ -246,7 +246,7 @@ def write_state(
 
 def read_state(
     folder:Path,
-    rank:int=0, world:int=1, # whose state is wanted, and of how many processes
+    rank:int=0, world:int=1, # whose state, and of how many processes
 ) -> dict:
     """What `write_state` was given. Raises ValueError, naming the file, if it was truncated, edited
     or replaced, and for another number of processes."""

@@ -12,6 +12,10 @@ Modules:
 - `dml_nb.data.sources`: `load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
 - `dml_nb.data.splits`: Hold back pictures of every class, or whole classes
 - `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
+- `dml_nb.engine.blocks`: Statistics, value and weights of a batch, one block of anchors at a time.
+- `dml_nb.engine.inputs`: From what a user gives to unit rows and the table of pairs, or to an error that says what was expected.
+- `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once where that is faster.
+- `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.

@@ -283,8 +283,8 @@ def allocate(
 # %% ../nbs/03_core.ipynb #1c23f914
 class Scratch:
     "Memory for the intermediate matrices of a block, handed out again for the next one"
-    pool = []            # of scratches that no sweep uses now
-    largest = 2**23      # elements of the largest matrix worth keeping between sweeps
+    pool = []            # of scratches that nothing uses now
+    largest = 2**23      # elements of the largest matrix worth keeping between steps
     poisoned = False     # fill with NaN what a method gave back: `poisoned_memory`
 
     def __init__(self):
@@ -374,7 +374,7 @@ class Batch:
     ):
         self.y, self.y_ref, self.own, self.masks = y, y_ref, own, masks
         self.triplets = without_self_pairs(triplets, own)
-        self.draws = {}                               # what selections drew, see `Pairs.draw`
+        self.choices = {}                               # what selections drew, see `Pairs.choice_of`
         self.size = len(own)
         self.rows = torch.arange(self.size, device=own.device)
         if masks is None:
@@ -422,7 +422,7 @@ class Pairs:
         self.own = batch.own[self.rows]               # (b,) column of each anchor itself, -1: none
         self.n_pos = batch.n_pos[self.rows].to(dtype) # (b, 1)
         self.n_neg = batch.n_neg[self.rows].to(dtype) # (b, 1)
-        self.statistics = None                        # what the term's surveys found
+        self.statistics = None                        # what the term gathered before
         self.scratch = Scratch() if scratch is None else scratch
         self.taken = self.scratch.used                # slots that hold S
 
@@ -432,12 +432,12 @@ class Pairs:
         self.scratch.rewind(self.taken)
         return self
 
-    def draw(self, selection):
-        "What `selection.draw(batch)` drew for this batch: once, for all blocks and all terms."
-        draws = self.batch.draws
-        if id(selection) not in draws:
-            draws[id(selection)] = selection.draw(self.batch)
-        return draws[id(selection)]
+    def choice_of(self, selection):
+        "What `selection.random_choice(batch)` drew for this batch: once, for all blocks and all terms."
+        choices = self.batch.choices
+        if id(selection) not in choices:
+            choices[id(selection)] = selection.random_choice(self.batch)
+        return choices[id(selection)]
 
     @property
     def triplets(self):

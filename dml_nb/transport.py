@@ -27,7 +27,8 @@ from torch import Tensor
 from .core import check_embeddings, device_is_read, full_precision, inf, widen
 from .support.validate import check_number
 from .support.validate import check_choice, check_flag
-from .weighting import OnlyOnce, settings
+from .engine.operator import OnlyOnce
+from .weighting import settings
 
 # %% ../nbs/21_transport.ipynb #1dfcbef7
 def row_scores(

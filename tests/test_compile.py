@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from dml_nb import weighting
+from dml_nb.engine import operator
 from dml_nb.proof import test_same as same
 from dml_nb.losses import (
     CIT, DROKL, Angular, ArcFace, BatchHard, ClassDiscrepancy, Contrastive, DROTopK, MarginLoss,
@@ -138,7 +138,7 @@ def test_what_needs_blocks_is_one_operator(loss, is_operator):
 
 
 def test_a_large_batch_is_one_operator(monkeypatch):
-    monkeypatch.setattr(weighting, 'one_block', lambda device: 30 * 30)
+    monkeypatch.setattr(operator, 'one_block', lambda device: 30 * 30)
     loss = MultiSimilarity()
     compiled, counter = counted(loss)
     for B in sizes:

@@ -56,7 +56,7 @@ CASES = {f'catalogue: {name}': partial(of_table, entry) for name, entry in LOSSE
     'CIT, both parts': partial(CIT, .5),
     'DCDL': lambda: DCDL(MultiSimilarity(), Wasserstein(.05)),
     'sum': lambda: .5 * MultiSimilarity() + Triplet() + .1 * ClassDiscrepancy(MMD()),
-    'sum with surveys': lambda: DROTopK(20) + 2 * Triplet(select=HardTriplets()),
+    'sum with statistics': lambda: DROTopK(20) + 2 * Triplet(select=HardTriplets()),
     'unit rows promised': partial(MultiSimilarity, normalize=False),
     'drawn pairs': lambda: DROKL(.1, sample=50, generator=seeded()),
     'drawn triplets': lambda: Triplet(select=RandomTriplets(seeded())),
@@ -286,18 +286,18 @@ def check_errors(rank, world):
 
     expect(ValueError, f'got shape (1,) {where}', z, labels[:1] if last else labels)
     expect(TypeError, 'expected integer classes', z, labels.double() if last else labels)
-    expect(ValueError, 'labels: one integer', z, None if last else labels)
-    expect(TypeError, 'z: a floating-point tensor', None if last else z, labels)
-    expect(ValueError, f'z: expected number of columns: the same on all ranks, rank {world - 1}',
+    expect(ValueError, 'labels: expected one integer', z, None if last else labels)
+    expect(TypeError, 'z: expected a floating-point tensor', None if last else z, labels)
+    expect(ValueError, f'number of columns of z: expected the same on all ranks, rank {world - 1}',
            z[:, :3] if last else z, labels)
-    expect(ValueError, 'z: dtype', z.float() if last else z, labels)
-    expect(ValueError, 'loss: the same', z, labels,
+    expect(ValueError, 'dtype of z: expected', z.float() if last else z, labels)
+    expect(ValueError, 'loss: expected the same', z, labels,
            loss=distributed(MultiSimilarity(beta=40. if last else 50.)))
-    expect(ValueError, 'loss: the same', z, labels,
+    expect(ValueError, 'loss: expected the same', z, labels,
            loss=distributed(MultiSimilarity(block=3 if last else None)))
-    expect(ValueError, 'ref, ref_labels: the same', z, labels, z.detach(), labels)
-    expect(ValueError, 'z: at least one row on one', z[:0], labels[:0])
-    expect(ValueError, 'tuples: indices from 0 to', z, None, tuples=([0], [1], [len(z)]))
+    expect(ValueError, 'expected the same', z, labels, z.detach(), labels)
+    expect(ValueError, 'z: expected at least one row', z[:0], labels[:0])
+    expect(ValueError, 'tuples: expected indices from 0 to', z, None, tuples=([0], [1], [len(z)]))
     expect(ValueError, f'got a fish {where}', z, labels, loss=distributed(Fails(world - 1)))
     everywhere = ', '.join(map(str, range(world)))
     expect(ValueError, f'(on ranks {everywhere} of {world})', z, labels[:1])

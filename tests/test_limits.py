@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dml_nb import weighting
+from dml_nb.engine import inputs, memory
 from dml_nb.support.results import extra_memory
 from dml_nb.losses import (
     Contrastive, DROTopK, Histogram, LiftedStructure, MultiSimilarity, NCA, Triplet)
@@ -20,7 +20,7 @@ B, R, D = 300, 210, 131            # D is no other size, so that products with t
 rows_of_a_block = 70
 pair_losses = [name for name, entry in LOSSES.items()
                if isinstance(entry.for_data(B // 4, D), PairLoss)]
-surveying = [name for name in pair_losses if LOSSES[name].for_data(B // 4, D).surveys]
+gathering = [name for name in pair_losses if LOSSES[name].for_data(B // 4, D).statistics_passes]
 
 
 class Counted(TorchDispatchMode):
@@ -55,8 +55,8 @@ def batch(rows=B):
 def cut(request, monkeypatch):
     "Blocks of the engine's choice: one for so small a batch, or several as for a large one"
     if request.param == 'several blocks':
-        spans = weighting.spans
-        monkeypatch.setattr(weighting, 'spans', lambda batch, block, indivisible: spans(
+        spans = memory.spans
+        monkeypatch.setattr(memory, 'spans', lambda batch, block, indivisible: spans(
             batch, block or rows_of_a_block, indivisible))
     return request.param
 
@@ -70,15 +70,15 @@ def step(loss, *given):
 
 @pytest.mark.parametrize('name', pair_losses)
 def test_a_batch_with_itself_takes_two_products(name, cut):
-    "S, and W with its transpose; surveys find S where it was made"
+    "S, and W with its transpose; the second pass finds S where it was made"
     loss = LOSSES[name].for_data(B // 4, D)
     assert step(loss, *batch()).multiplications == 2 * B * B * D
 
 
-@pytest.mark.parametrize('name', ['multi_similarity', *surveying])
+@pytest.mark.parametrize('name', ['multi_similarity', *gathering])
 def test_references_take_three_products(name, cut):
     loss = LOSSES[name].for_data(B // 4, D)
-    if weighting.demanding_term(loss) is not None:
+    if inputs.demanding_term(loss) is not None:
         pytest.skip('it takes no references')
     z, y = batch()
     ref, y_ref = z.detach()[:R].clone().requires_grad_(), y[:R]
@@ -129,9 +129,9 @@ def test_small_blocks_make_nothing_as_large_as_S(loss):
     "A block that a user asks for is a wish for less memory, and nothing is kept whole"
     rows = 1024
     z, y = batch(rows)
-    weighting.WholeMemory.pool.clear()
+    memory.WholeMemory.pool.clear()
     assert step(loss(block=32), z, y).largest <= rows * D
-    assert all(not memory.slots for memory in weighting.WholeMemory.pool)
+    assert all(not kept.slots for kept in memory.WholeMemory.pool)
 
 
 in_a_process = """

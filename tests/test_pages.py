@@ -44,13 +44,13 @@ def code_cells(page):
 
 
 @cache
-def module_numbers():
-    "{module: number of its page}; what gathers the losses counts as the last loss page"
-    found = {'dml_nb': -1, 'dml_nb.losses': 28}
+def module_pages():
+    "{module: name of its page}; what gathers the losses counts as the last loss page"
+    found = {'dml_nb': '', 'dml_nb.losses': '28_losses'}
     for page in pages:
         for source, *_ in code_cells(page):
             if named := re.search(r'^#\|\s*default_exp\s+(\S+)', source, re.M):
-                found[f'dml_nb.{named[1]}'] = number(page)
+                found[f'dml_nb.{named[1]}'] = page.stem
     return found
 
 
@@ -75,7 +75,7 @@ def imported(tree):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             within = [f'{node.module}.{alias.name}' for alias in node.names]
-            names = [name if name in module_numbers() else public_names().get(name, node.module)
+            names = [name if name in module_pages() else public_names().get(name, node.module)
                      for name in within]
         else:
             continue
@@ -91,10 +91,10 @@ def stars(tree):
 @each_page
 def test_imports_lower_pages_only(page):
     name = page.stem.partition('_')[2]
-    known, own = module_numbers(), {f'dml_nb.{name}'}
+    known, own = module_pages(), {f'dml_nb.{name}'}
     asked = {name for _, _, tree, _ in code_cells(page) for name in imported(tree)} - own
     assert asked <= known.keys(), f'exported by no page: {sorted(asked - known.keys())}'
-    higher = sorted(name for name in asked if known[name] >= number(page))
+    higher = sorted(name for name in asked if known[name] >= page.stem)
     assert not higher, f'imports from higher pages: {higher}'
 
 

@@ -13,7 +13,8 @@ from dml_nb.losses import (
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import TopK, VariancePenalty
 from dml_nb.transport import EnergyDistance, Wasserstein
-from dml_nb.weighting import PairLoss, make_batch
+from dml_nb.engine.inputs import make_batch
+from dml_nb.weighting import PairLoss
 
 
 def rows(n, dim=8, seed=0, dtype=torch.float64):
@@ -24,10 +25,10 @@ z, labels = rows(24), torch.arange(24) % 6
 
 
 class WritesInSurvey(PairLoss):
-    "A loss whose survey writes to what other losses read"
-    surveys = 1
+    "A loss that writes to what other losses read"
+    statistics_passes = 1
 
-    def survey(self, S, pairs, accumulator):
+    def gather(self, S, pairs, gathered):
         S.clamp_(min=0)
         return S.sum()
 
@@ -35,8 +36,8 @@ class WritesInSurvey(PairLoss):
         return S.sum(), torch.ones_like(S)
 
 
-def test_a_survey_may_not_write_to_similarities():
-    with pytest.raises(RuntimeError, match='survey wrote to it'):
+def test_gather_may_not_write_to_similarities():
+    with pytest.raises(RuntimeError, match='gather wrote to it'):
         WritesInSurvey()(z, labels)
 
 

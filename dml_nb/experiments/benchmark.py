@@ -310,11 +310,11 @@ in_blocks = Side('dml_nb, blocks of 512', imported + 'in_blocks = MultiSimilarit
 in_one = Side('dml_nb, one block', imported + 'in_one = MultiSimilarity(block={B})',
               'in_one(z, y).backward()')
 as_before = Side('dml_nb, two gradient products',
-                 'from dml_nb import weighting\n' + imported +
-                 'chosen, never = weighting.keeps_weights, lambda *given: False\n'
+                 'from dml_nb.engine import memory\n' + imported +
+                 'chosen, never = memory.keeps_weights, lambda *given: False\n'
                  'before = MultiSimilarity()',
-                 'weighting.keeps_weights = never\nbefore(z, y).backward()\n'
-                 'weighting.keeps_weights = chosen')
+                 'memory.keeps_weights = never\nbefore(z, y).backward()\n'
+                 'memory.keeps_weights = chosen')
 
 COMPARISONS += [
     Comparison('scaling', 'MS over B and D',
@@ -328,7 +328,7 @@ COMPARISONS += [
 # %% ../../nbs/67_experiments.benchmark.ipynb #b6cd6825
 COMPARISONS.append(
     Comparison('engine', 'W x and its transpose', (dict(B=1024, D=512), wide), (
-        Side('dml_nb, strips', 'from dml_nb.weighting import product_both_ways\nkept = {{}}\n'
+        Side('dml_nb, strips', 'from dml_nb.engine.memory import product_both_ways\nkept = {{}}\n'
              'def W():\n'
              '    if len(u) not in kept: kept[len(u)] = torch.randn(len(u), len(u))\n'
              '    return kept[len(u)]', 'product_both_ways(W(), u)'),

@@ -24,7 +24,8 @@ from ..core import as_labels, check_embeddings, full_precision, inf, plain, unit
 from ..support.validate import check_number
 from .triplet import Selection, SemiHard, Triplet, similarity_blocks
 from ..support.validate import check_object
-from ..weighting import PairLoss, Sum, check_operands, settings
+from ..engine.inputs import check_operands
+from ..weighting import PairLoss, Sum, settings
 
 # %% ../../nbs/20_losses.adapted.ipynb #8c704af6
 def as_indices(
@@ -96,7 +97,7 @@ class SelectionBias(PairLoss):
     """λ Σ_y ‖Φ_y^S - Φ_y^T‖² = λ Σ_{y_i=y_j} a_i a_j S_ij for what a selection or a miner picks
     (003, Eq. 12)."""
     own_batch_only = True
-    surveys = 1
+    statistics_passes = 1
     opaque = True
 
     def __init__(
@@ -109,12 +110,12 @@ class SelectionBias(PairLoss):
         self.select = check_selecting(select)
         self.lam = check_number('lam', lam, 0)
 
-    def survey(self, S, pairs, accumulator):
+    def gather(self, S, pairs, gathered):
         "Count how often each image is picked."
-        if accumulator is None:
+        if gathered is None:
             counts = torch.zeros(pairs.batch.size, dtype=torch.float64, device=S.device)
         else:
-            counts, _ = accumulator
+            counts, _ = gathered
         if hasattr(self.select, 'triplets'):
             a, p, n = self.select.triplets(S, pairs)
             for i in (pairs.rows[a], p, n):
@@ -127,9 +128,9 @@ class SelectionBias(PairLoss):
             counts += kept_neg.sum(0)
         return counts, pairs.batch.y
 
-    def conclude(self, accumulator, statistics):
+    def summarize(self, gathered, statistics):
         "The excess (B,), which `pairs.statistics` is from here on."
-        return excess(*accumulator)
+        return excess(*gathered)
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
@@ -156,12 +157,12 @@ class Shared(Selection):
     def __init__(self, select):
         self.select = select
 
-    def draw(self, batch):
+    def random_choice(self, batch):
         "Answers by first row of the block: none yet."
         return {}
 
     def triplets(self, S, pairs):
-        answers = pairs.draw(self)
+        answers = pairs.choice_of(self)
         if pairs.lo not in answers:
             answers[pairs.lo] = self.select.triplets(S, pairs)
         return answers[pairs.lo]
@@ -213,7 +214,7 @@ def selection_shift(
     gathered = counts, batch.y
     with torch.no_grad(), full_precision(z.device):
         for S, pairs in similarity_blocks(z, None, batch):
-            gathered = counter.survey(S, pairs, gathered)
+            gathered = counter.gather(S, pairs, gathered)
     labelled = batch.y >= 0
     classes, place = batch.y[labelled].unique(return_inverse=True)
     zeros = torch.zeros(len(classes), dtype=counts.dtype, device=z.device)

@@ -47,7 +47,7 @@ class Entry:
     value:str # what one anchor is charged, or what is averaged
     weight:str # of a negative
     ignores:str # what the weights do not see
-    passes:str = None # over S, of B² steps each; None: one for each survey and one for the weights
+    passes:str = None # over S, of B² steps each; None: one for each pass before, and one for the weights
 
     def __call__(self, **settings) -> nn.Module: # a `PairLoss`, or `Proxies`
         """The loss with these settings, its defaults for the others. Raises ValueError for a
@@ -105,7 +105,7 @@ class Entry:
     @property
     def sweeps(self) -> str:
         "Passes over S."
-        return self.passes or str(1 + self.example.surveys)
+        return self.passes or str(1 + self.example.statistics_passes)
 
 # %% ../../nbs/28_losses.catalogue.ipynb #d2d7b2c5
 LOSSES = dict(

@@ -26,7 +26,8 @@ from ..core import as_labels, check_embeddings, full_precision, inf, unit
 from ..support.validate import check_number
 from .triplet import similarity_blocks
 from ..support.validate import check_generator
-from ..weighting import PairLoss, check_operands, exp_
+from ..engine.inputs import check_operands
+from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/19_losses.concordance.ipynb #efc141b1
 def excess_few(

@@ -29,7 +29,8 @@ from ..core import Pairs, as_labels, inf, meet_classes, places_of_classes, unit,
 from ..support.validate import check_number
 from .neighbours import NPairs
 from ..support.validate import check_flag
-from ..weighting import PairLoss, as_peers_call, check_operands, log_sum_exp
+from ..engine.inputs import as_peers_call, check_operands
+from ..weighting import PairLoss, log_sum_exp
 
 # %% ../../nbs/23_losses.contrastive.ipynb #0109c4c9
 class InfoNCE(NPairs):
@@ -117,7 +118,7 @@ class Circle(PairLoss):
 class IntraPairVariance(PairLoss):
     """Mean [(1 - ε_p) μ_p - S_p]₊² of positives + mean [S_n - (1 + ε_n) μ_n]₊² of negatives, μ
     being their means in the batch (Yu and Tao, 2019)"""
-    surveys = 2
+    statistics_passes = 2
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class IntraPairVariance(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #90fdb40c
 @patch
-def survey(self:IntraPairVariance, S, pairs, accumulator):
+def gather(self:IntraPairVariance, S, pairs, gathered):
     "First the sums of the similarities of each kind, then those of the brackets."
     if pairs.statistics is None:
         P, N = pairs.split(S)
@@ -152,13 +153,13 @@ def survey(self:IntraPairVariance, S, pairs, accumulator):
     else:
         kinds = self.brackets(S, pairs)
     sums = torch.stack([kind.double().sum() for kind in kinds])
-    return sums if accumulator is None else accumulator + sums
+    return sums if gathered is None else gathered + sums
 
 
 @patch
-def conclude(self:IntraPairVariance, accumulator, statistics):
+def summarize(self:IntraPairVariance, gathered, statistics):
     "(2,) after the first pass, (4,) after the second."
-    return accumulator if statistics is None else torch.cat([statistics, accumulator])
+    return gathered if statistics is None else torch.cat([statistics, gathered])
 
 # %% ../../nbs/23_losses.contrastive.ipynb #f4236dec
 @patch
@@ -356,7 +357,7 @@ class CentroidTriplet(PairLoss):
     """Mean over anchors and other classes l of [‖x_a - c_own‖² - ‖x_a - c_l‖² + m]₊, c being means
     of unit rows and c_own without the anchor (Wieczorek et al., 2021)"""
     own_batch_only = True
-    surveys = 2
+    statistics_passes = 2
 
     def __init__(
         self,
@@ -396,28 +397,28 @@ def hinges(self:CentroidTriplet, S, pairs):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #620c3df6
 @patch
-def survey(self:CentroidTriplet, S, pairs, accumulator):
+def gather(self:CentroidTriplet, S, pairs, gathered):
     "First the sums within classes; then open hinges by anchor, and by class they are against."
     batch = pairs.batch
     kinds = 1 if pairs.statistics is None else 2
-    if accumulator is None:
-        accumulator = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
+    if gathered is None:
+        gathered = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
     if pairs.statistics is None:
         own, _ = self.sums(S, pairs)
         labelled = batch.y[pairs.rows] >= 0
         with_itself = (own[:, 0].double() + 1) * labelled            # S_ii = 1
-        accumulator[0].index_add_(0, batch.start[pairs.rows], with_itself)
+        gathered[0].index_add_(0, batch.start[pairs.rows], with_itself)
     else:
         is_open = self.hinges(S, pairs).sign().double()
-        accumulator[0].index_add_(0, pairs.rows, is_open.sum(1))
-        accumulator[1] += is_open.sum(0)
-    return accumulator
+        gathered[0].index_add_(0, pairs.rows, is_open.sum(1))
+        gathered[1] += is_open.sum(0)
+    return gathered
 
 
 @patch
-def conclude(self:CentroidTriplet, accumulator, statistics):
+def summarize(self:CentroidTriplet, gathered, statistics):
     "(1, B) after the first pass, (3, B) after the second."
-    return accumulator if statistics is None else torch.cat([statistics, accumulator])
+    return gathered if statistics is None else torch.cat([statistics, gathered])
 
 # %% ../../nbs/23_losses.contrastive.ipynb #242fe90b
 @patch

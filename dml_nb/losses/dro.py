@@ -213,10 +213,10 @@ class DRO(PairLoss):
     @property
     def passes(self):
         "Surveys of the set; 0 for one that has `worst_case` only."
-        return self.uncertainty.surveys if hasattr(self.uncertainty, 'gather') else 0
+        return self.uncertainty.statistics_passes if hasattr(self.uncertainty, 'gather') else 0
 
     @property
-    def surveys(self):
+    def statistics_passes(self):
         return self.passes + (self.sample is not None and self.passes > 0)
 
     @property
@@ -232,7 +232,7 @@ class DRO(PairLoss):
 
 # %% ../../nbs/17_losses.dro.ipynb #7563c4d5
 @patch
-def survey(self:DRO, S, pairs, gathered):
+def gather(self:DRO, S, pairs, gathered):
     if len(pairs.rows) == len(pairs.batch.rows):       # one block: all losses will be at hand
         return None
     turn, known = pairs.statistics or (0, None)
@@ -245,19 +245,19 @@ def survey(self:DRO, S, pairs, gathered):
 
 
 @patch
-def conclude(self:DRO, gathered, statistics):
+def summarize(self:DRO, gathered, statistics):
     if gathered is None:
         return None
     turn, known = statistics or (0, None)
     if turn < self.passes:
-        known = self.uncertainty.conclude(gathered, known)
+        known = self.uncertainty.summarize(gathered, known)
     else:
         known = known | dict(block_masses=gathered)
     return turn + 1, known
 
 # %% ../../nbs/17_losses.dro.ipynb #05f6e4df
 @patch
-def draw(self:DRO, batch):
+def random_choice(self:DRO, batch):
     check_sample(self.sample, self.uncertainty)
     return uniform_numbers(self.sample, self.generator, batch)
 
@@ -280,7 +280,7 @@ def value_and_weights(self:DRO, S, pairs):
         block_masses = (known or {}).get('block_masses', {})
         before = sum(mass for lo, mass in block_masses.items() if lo < pairs.lo)
         total = sum(block_masses.values()) if block_masses else None
-        value, masses = drawn(pairs.draw(self), flat, masses, before, total)
+        value, masses = drawn(pairs.choice_of(self), flat, masses, before, total)
     W = pairs.weights(*(mass.mul_(slope) for mass, slope in zip(masses, slopes)))
     return value, mirrored(W, pairs.rows) if unordered and not self.passes else W
 
@@ -459,7 +459,7 @@ class DistanceWeighted(Miner):
         self.dim = check_number('dim', dim, 2)
         self.far = check_number('far', far, above=0)
 
-    def draw(self, batch):
+    def random_choice(self, batch):
         numbers = uniform_numbers(batch.size + batch.columns, self.generator, batch)
         return numbers.split([batch.size, batch.columns])
 
@@ -469,7 +469,7 @@ class DistanceWeighted(Miner):
         near = rare.masked_fill(N <= 1 - self.far**2 / 2, -inf)
         rare = torch.where(near.amax(1, keepdim=True) > -inf, near, rare)   # (b, R)
         edges = (rare - rare.amax(1, keepdim=True).clamp(min=-1e15)).exp_().cumsum(1)
-        anchor, reference = pairs.draw(self)
+        anchor, reference = pairs.choice_of(self)
         numbers = (anchor[pairs.rows, None] + reference[pairs.positive]).frac()
         places = torch.searchsorted(edges, numbers * edges[:, -1:], right=True)
         return places.clamp(max=N.shape[1] - 1)

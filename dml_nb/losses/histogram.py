@@ -6,7 +6,7 @@ Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016, as stated 
 the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
 General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in this book), equations 3 to 9.
 After this page you can say why a pair's weight is the height of the *other* side's histogram,
-prove it, and compute both histograms and all weights in two sweeps over the pairs.
+prove it, and compute both histograms and all weights in two passes over the pairs.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.histogram.html.md"""
 
@@ -72,7 +72,7 @@ def overlap(
 class Histogram(PairLoss):
     """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
     random positive one (001 supplement, Eq. 3)"""
-    surveys = 1
+    statistics_passes = 1
     opaque = True
 
     def __init__(
@@ -83,14 +83,14 @@ class Histogram(PairLoss):
         super().__init__(**kwargs)
         self.nodes = check_number('nodes', nodes, 2, integer=True)
 
-    def survey(self, S, pairs, accumulator):
+    def gather(self, S, pairs, gathered):
         P, N = pairs.split(S)
         sums = torch.stack([cell_sums(P, inf, self.nodes, pairs.scratch),
                             cell_sums(N, -inf, self.nodes, pairs.scratch)])
-        return sums if accumulator is None else accumulator + sums
+        return sums if gathered is None else gathered + sums
 
-    def conclude(self, accumulator, statistics):
-        return overlap(accumulator)
+    def summarize(self, gathered, statistics):
+        return overlap(gathered)
 
     def value_and_weights(self, S, pairs):
         value, slope = pairs.statistics

@@ -27,12 +27,11 @@ from torch.nn.functional import softplus
 
 from ..core import (
     as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
-from ..support.validate import check_number
 from .contrastive import InfoNCE, root
 from .neighbours import NPairs
-from ..support.validate import check_choice
-from ..weighting import (
-    Addable, PairLoss, as_peers_call, demanding_term, inf, log_sum_exp, settings)
+from ..support.validate import check_choice, check_number
+from ..engine.inputs import as_peers_call, demanding_term
+from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
 
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):

@@ -24,7 +24,8 @@ from ..core import Pairs, Scratch, full_precision, inf, product, spans
 from ..support.validate import check_number
 from .uncertainty import bounded
 from ..support.validate import check_choice, check_generator, check_object
-from ..weighting import PairLoss, check_operands, log_sum_exp, settings, unit_operands
+from ..engine.inputs import check_operands, unit_operands
+from ..weighting import PairLoss, log_sum_exp, settings
 
 # %% ../../nbs/18_losses.triplet.ipynb #8d34dc62
 def hinge_few(
@@ -110,15 +111,15 @@ class Triplet(PairLoss):
         return 2. if self.distance == 'sqeuclidean' else 1.
 
     @property
-    def surveys(self):
+    def statistics_passes(self):
         return 0 if self.select is None else 1
 
-    def survey(self, S, pairs, accumulator):
+    def gather(self, S, pairs, gathered):
         "Select, block by block. Raises ValueError if the caller names triplets too."
         if pairs.batch.triplets is not None:
             raise ValueError('tuples: expected pairs (a1, p, a2, n) where a selection picks the '
                              'triplets, got (a, p, n)')
-        selected = {} if accumulator is None else accumulator
+        selected = {} if gathered is None else gathered
         selected[pairs.lo] = self.select.triplets(S, pairs)
         return selected
 
@@ -230,7 +231,7 @@ class UniformSelection(Selection):
     ):
         self.generator = check_generator(generator)
 
-    def draw(self, batch):
+    def random_choice(self, batch):
         """Steps of the circle; who stands at each (steps,); places u (R,), shifts c (B,) of the
         anchors and d (R,) of the positives. Raises ValueError from 2²² references on."""
         R, B, g = batch.columns, batch.size, self.generator
@@ -260,7 +261,7 @@ class UniformSelection(Selection):
 @patch
 def triplets(self:UniformSelection, S, pairs):
     "The admitted n with the largest frac(u_n + frac(c_a + d_p)), a few rows at a time."
-    steps, who, u, c, d = pairs.draw(self)
+    steps, who, u, c, d = pairs.choice_of(self)
     P, N = pairs.split(S)
     a, k = ((P < inf) & (pairs.n_neg > 0)).nonzero().T             # (T,)
     p = pairs.positive[a, k]

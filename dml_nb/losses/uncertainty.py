@@ -69,8 +69,8 @@ def check_list(losses, valid, positive):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #a99b9f5a
 class UncertaintySet(Named):
-    "A set of weights: `mass` of a loss, and the shared numbers that `gather` and `conclude` find"
-    surveys = 1                # passes over all losses before the weights can be made
+    "A set of weights: `mass` of a loss, and the shared numbers that `gather` and `summarize` find"
+    statistics_passes = 1                # passes over all losses before the weights can be made
     overwrites = False         # whether `gather` writes to the losses
     probabilities = True       # whether p ≥ 0, so that pairs can be drawn by it
 
@@ -83,8 +83,8 @@ class UncertaintySet(Named):
     ): # `gathered` with this block
         raise TypeError(f'{type(self).__name__} has no gather(sides, share, gathered, known)')
 
-    def conclude(self, gathered, known) -> dict: # `known` for the next pass; after the last one
-        raise TypeError(f'{type(self).__name__} has no conclude(gathered, known)')
+    def summarize(self, gathered, known) -> dict: # `known` for the next pass; after the last one
+        raise TypeError(f'{type(self).__name__} has no summarize(gathered, known)')
 
     def mass(self, losses, known) -> Tensor: # weights of pairs; `losses` may be overwritten
         raise TypeError(f'{type(self).__name__} has no mass(losses, known)')
@@ -95,9 +95,9 @@ class UncertaintySet(Named):
     def solve(self, sides, share=1.) -> dict: # what `masses` needs, and the 'value'
         "All passes, where all losses are at hand."
         known = None
-        for _ in range(self.surveys):
+        for _ in range(self.statistics_passes):
             read = [losses.clone() for losses in sides] if self.overwrites else sides
-            known = self.conclude(self.gather(read, share, None, known), known)
+            known = self.summarize(self.gather(read, share, None, known), known)
         return known
 
     def worst_case(
@@ -132,7 +132,7 @@ def gather_range(sides, share, gathered):
     return gathered
 
 
-def conclude_range(gathered):
+def summarize_range(gathered):
     top, low, number, total = gathered
     n = number.clamp(min=1e-9)
     return dict(top=top, low=-low, n=n, some=number > 0, mean=total / n)
@@ -143,8 +143,8 @@ class Uniform(UncertaintySet):
     def gather(self, sides, share, gathered, known):
         return gather_range(sides, share, gathered)
 
-    def conclude(self, gathered, known):
-        known = conclude_range(gathered)
+    def summarize(self, gathered, known):
+        known = summarize_range(gathered)
         return known | dict(value=known['mean'])
 
     def mass(self, losses, known):
@@ -205,7 +205,7 @@ class TopK(UncertaintySet):
         wanted = ceil(2 * self.size())                     # a pair may stand twice
         return keep_largest(sides, wanted, kept), number, share
 
-    def conclude(self, gathered, known):
+    def summarize(self, gathered, known):
         (largest, unlisted), number, share = gathered
         size = self.size()
         k = number.clamp(max=size)
@@ -281,7 +281,7 @@ class KLPenalty(UncertaintySet):
             gathered = new
         return gathered
 
-    def conclude(self, gathered, known):
+    def summarize(self, gathered, known):
         centre, number, excess = gathered
         value = centre + self.price() * torch.log1p(excess / number)
         return dict(centre=centre, Z=(number + excess).clamp(min=1e-9),
@@ -319,9 +319,9 @@ class Ball(UncertaintySet):
         new = share * self.moments(sides, known)
         return new if gathered is None else gathered + new
 
-    def conclude(self, gathered, known):
+    def summarize(self, gathered, known):
         if known is None:
-            return self.start(conclude_range(gathered))
+            return self.start(summarize_range(gathered))
         return self.refine(gathered, known)
 
     def start(self, known): # what the first pass leads to
@@ -367,7 +367,7 @@ class RootSearch(NamedTuple):
 # %% ../../nbs/16_losses.uncertainty.ipynb #8274a0c6
 class KLBall(Ball):
     "KL(p‖1/n) ≤ ρ: p ∝ e^{s l}, as sharp as the ball admits."
-    surveys = 1 + 24
+    statistics_passes = 1 + 24
 
     def radius(self):
         return bounded(super().radius())
@@ -403,7 +403,7 @@ class KLBall(Ball):
 # %% ../../nbs/16_losses.uncertainty.ipynb #f3d1864b
 class ChiSquareBall(Ball):
     "Σ (n p - 1)²/2n ≤ ρ/n: p ∝ [l - η]₊ (the exact left side of 000, Theorem 1)."
-    surveys = 1 + 3
+    statistics_passes = 1 + 3
     cells = 2**16
 
     def budget(self, known): # C
@@ -431,7 +431,7 @@ class ChiSquareBall(Ball):
         "By sorting; a long list, which is slow to sort, in cells."
         if sum(losses.numel() for losses in sides) > 2**18:
             return super().solve(sides, share)
-        known = conclude_range(gather_range(sides, share, None))
+        known = summarize_range(gather_range(sides, share, None))
         ranked = torch.cat([losses.reshape(-1) for losses in sides]).sort(descending=True).values
         v = ranked.double() - known['top']
         entries = known['n'] / share
@@ -473,9 +473,9 @@ def gather(self:ChiSquareBall, sides, share, gathered, known):
 
 
 @patch
-def conclude(self:ChiSquareBall, gathered, known):
+def summarize(self:ChiSquareBall, gathered, known):
     if known is None:
-        return self.start(conclude_range(gathered))
+        return self.start(summarize_range(gathered))
     table, share = gathered
     active, first, second = table[:, 1:].flip(1).cumsum(1).flip(1)   # of this cell and above
     cell = torch.arange(self.cells, device=table.device)
@@ -489,7 +489,7 @@ def conclude(self:ChiSquareBall, gathered, known):
 # %% ../../nbs/16_losses.uncertainty.ipynb #73f33bb7
 class VariancePenalty(Ball):
     "mean + √(2ρ Var/n), the right side of 000, Theorem 1; its p may be negative."
-    surveys = 2
+    statistics_passes = 2
     probabilities = False
 
     def moments(self, sides, known):
@@ -625,8 +625,8 @@ class TopKPN(UncertaintySet):
         return [self.side.gather([losses], share, earlier, None)
                 for losses, earlier in zip(sides, before)]
 
-    def conclude(self, gathered, known):
-        both = [self.side.conclude(side, None) for side in gathered]
+    def summarize(self, gathered, known):
+        both = [self.side.summarize(side, None) for side in gathered]
         k = sum(side['k'] for side in both).clamp(min=1e-9)
         value = sum(side['value'] * side['k'] for side in both) / k
         return dict(both=both, parts=[side['k'] / k for side in both], value=value)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ..core import Batch, inf, poisoned_memory, unit
 from ..support.validate import check_object
-from ..weighting import PairLoss, weigh
+from ..engine.blocks import weigh
+from ..weighting import PairLoss
 
 # %% ../../nbs/05_proof.weights.ipynb #c44e6348
 def test_same(

@@ -32,9 +32,10 @@ if dist.is_available():
 from dml_nb.core import (
     Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
     spans)
-from ..weighting import (
-    KnownGradient, PairLoss, as_peers_call, check_operands, generators_of, generators_of_device,
-    gradient_by_blocks, parts_of, printed, tangent, unit_operands)
+from ..engine.inputs import as_peers_call, check_operands, tangent, unit_operands
+from ..engine.memory import gradient_by_blocks
+from ..engine.operator import KnownGradient
+from ..weighting import PairLoss, generators_of, generators_of_device, parts_of, printed
 
 # %% ../../nbs/54_training.distribution.ipynb #cc7f6b6e
 def deal(
@@ -64,7 +65,7 @@ def share_of_gradient(
     to_x:bool, to_r:bool, # which gradients to compute
     rank:int, world:int,
 ) -> tuple: # this rank's part of the value, of ∂/∂x (N, D) and of ∂/∂r (R, D)
-    "The engine's sweep: surveys over all blocks, weights over those of this rank."
+    "As the engine does: statistics of all blocks, weights of those of this rank."
     for _, term in loss.terms:
         if hasattr(term, 'error'):                          # of a transport, in the last batch
             term.error = None
@@ -254,7 +255,7 @@ def sources_of_draws(
     device:torch.device, # of the embeddings
 ) -> tuple: # generators of the process, which others use too; those of the loss
     "Where a loss may draw from; nothing for one that does not draw."
-    draws = any(callable(getattr(part, 'draw', None)) for _, part in parts_of(loss))
+    draws = any(callable(getattr(part, 'random_choice', None)) for _, part in parts_of(loss))
     if not draws and leaves_of(loss):
         return [], []
     shared = generators_of_device(device)

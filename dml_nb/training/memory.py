@@ -40,7 +40,7 @@ from ..core import as_labels, check_embeddings, unit
 from ..support.validate import check_number
 from .embedding import evaluating
 from ..support.validate import check_choice, check_flag, check_object
-from ..weighting import as_peers_call, demanding_term
+from ..engine.inputs import as_peers_call, demanding_term
 
 # %% ../../nbs/53_training.memory.ipynb #70beb577
 class AroundLoss(nn.Module):

@@ -81,7 +81,7 @@ def arguments(
     "The arguments of an object's constructor, which it keeps under their own names."
     parameters = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
     names = [p.name for p in parameters
-             if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in without]
+             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in without]
     for name in names:
         if not hasattr(obj, name):
             raise AttributeError(f'{type(obj).__name__}: expected an attribute {name}, since '

@@ -522,7 +522,7 @@ def test_a_damaged_part_is_refused_by_all(damage, calm, written, tmp_path):
 @needs_fork
 @pytest.mark.long
 def test_as_many_processes_as_wrote_are_wanted(written, tmp_path):
-    with pytest.raises(ValueError, match='processes: expected 2, got .*, 1; start 2'):
+    with pytest.raises(ValueError, match='processes: expected 2, as many as wrote .*, got 1; start 2'):
         train(shuffled, tmp_path, written)
     train(shuffled, tmp_path, tmp_path/'alone', every=4)
     assert 0 not in Processes(by_hand, tmp_path, tmp_path/'alone').wait()

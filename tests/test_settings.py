@@ -96,7 +96,7 @@ def proxy_losses():
 
 def settings_of(name):
     parameters = list(inspect.signature(getattr(package, name).__init__).parameters.values())[1:]
-    named = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named - {'normalize', 'block'}
 
 

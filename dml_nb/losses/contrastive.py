@@ -27,13 +27,13 @@ from torch.nn.functional import pad, softplus
 
 from ..core import Pairs, as_labels, inf, meet_classes, places_of_classes, unit, widen
 from ..support.validate import check_number
-from .neighbours import NPairs
+from .neighbours import n_pairs
 from ..support.validate import check_flag
 from ..engine.inputs import as_peers_call, check_operands
 from ..weighting import PairLoss, log_sum_exp
 
 # %% ../../nbs/23_losses.contrastive.ipynb #0109c4c9
-class InfoNCE(NPairs):
+class InfoNCE(PairLoss):
     """Mean over (anchor, positive) of -log(e^{S_ap/τ} / (e^{S_ap/τ} + Σ_n e^{S_an/τ})): N-pairs at
     scale 1/τ (van den Oord et al., 2018)"""
     def __init__(
@@ -41,13 +41,11 @@ class InfoNCE(NPairs):
         temperature:float=.1, # τ
         **kwargs, # `normalize`, `block`
     ):
-        PairLoss.__init__(self, **kwargs)                # N-pairs would keep a scale of its own
+        super().__init__(**kwargs)
         self.temperature = check_number('temperature', temperature, above=0)
 
-    @property
-    def scale(self):
-        "The sharpness of the softmax, as N-pairs calls it."
-        return 1 / self.temperature
+    def value_and_weights(self, S, pairs):
+        return n_pairs(S, pairs, 1 / self.temperature)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #a034cd2e
 class SupCon(PairLoss):

@@ -312,6 +312,7 @@ class DROTopK(DRO):
         self,
         k:float, # above 0, at most the number of pairs
         base=_default_pair, # loss of one pair
+        *,
         pairs:str='unordered', # the rest as in `DRO`
         drop_zero:bool=False,
         sample:int=None,
@@ -331,6 +332,7 @@ class DROTopKPN(DRO):
         self,
         k:int, # from 2 up; each side has half of it, rounded down
         base=_default_pair, # loss of one pair
+        *,
         pairs:str='unordered', # the rest as in `DRO`
         drop_zero:bool=False,
         sample:int=None,
@@ -350,9 +352,10 @@ class DROKL(DRO):
         self,
         gamma:float, # price of leaving the uniform weights, above 0
         base=_default_pair, # loss of one pair
-        sample:int=None, # draw that many pairs by p, with replacement
+        *,
         pairs:str='unordered', # the rest as in `DRO`
         drop_zero:bool=False,
+        sample:int=None, # draw that many pairs by p, with replacement
         generator:torch.Generator=None,
         miner=None,
         **kwargs, # `normalize`, `block`

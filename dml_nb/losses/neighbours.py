@@ -18,8 +18,10 @@ __all__ = ['NPairs', 'NCA']
 
 # %% ../../nbs/13_losses.neighbours.ipynb #81290929
 import torch
+from torch import Tensor
 from torch.nn.functional import softplus
 
+from ..core import Pairs
 from ..support.validate import check_number
 from ..weighting import PairLoss, inf, log_sum_exp
 
@@ -35,14 +37,23 @@ class NPairs(PairLoss):
         self.scale = check_number('scale', scale, above=0)
 
     def value_and_weights(self, S, pairs):
-        P, N = pairs.split(S)
-        has_negative = pairs.batch.n_neg > 0
-        n = (pairs.batch.n_pos * has_negative).sum().clamp(min=1)   # ordered pairs that count
-        against, softmax = log_sum_exp(N.mul_(self.scale))          # (b, 1), (b, R)
-        x = against - P.mul_(self.scale)                            # (b, c), -inf: a side missing
-        r = x.sigmoid().mul_(self.scale).div_(n)                    # (b, c) a negative wins
-        value = softplus(x, threshold=30).double().sum() / n
-        return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
+        return n_pairs(S, pairs, self.scale)
+
+# %% ../../nbs/13_losses.neighbours.ipynb #6b1d77a0
+def n_pairs(
+    S:Tensor, # (b, R)
+    pairs:Pairs,
+    scale:float, # s
+) -> tuple: # value; W (b, R)
+    "The formula of N-pairs, which InfoNCE shares."
+    P, N = pairs.split(S)
+    has_negative = pairs.batch.n_neg > 0
+    n = (pairs.batch.n_pos * has_negative).sum().clamp(min=1)       # ordered pairs that count
+    against, softmax = log_sum_exp(N.mul_(scale))                   # (b, 1), (b, R)
+    x = against - P.mul_(scale)                                     # (b, c), -inf: a side missing
+    r = x.sigmoid().mul_(scale).div_(n)                             # (b, c) a negative wins
+    value = softplus(x, threshold=30).double().sum() / n
+    return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
 
 # %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
 class NCA(PairLoss):

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import nn
 
 from dml_nb.experiments import Recipe, compare, run, store, trial
+from dml_nb.experiments.recipe import make_loss
 from dml_nb.training import MultiSimilarityCallback
 from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
@@ -266,6 +267,19 @@ def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
     del first['seconds'], again['seconds']
     assert first == again and first['device'] == 'cpu'
     assert first['trained'] != first['untrained']
+
+
+def test_what_a_recipe_says_of_another_librarys_loss_is_what_it_gets():
+    "Numbers that are filled in give way to those that are stated, and a miner gets its own options"
+    pytest.importorskip('pytorch_metric_learning', reason=needs_peers)
+    stated = make_loss('pml:SoftTripleLoss', dict(num_classes=9, embedding_size=5), 4, 8).loss
+    assert stated.num_classes == 9 and stated.fc.shape[0] == 5
+    filled = make_loss('pml:SoftTripleLoss', {}, 4, 8).loss
+    assert filled.num_classes == 4 and filled.fc.shape[0] == 8
+    mined = make_loss('pml:TripletMarginLoss', dict(miner='pml:TripletMarginMiner',
+                                                    miner_options=dict(margin=.3)))
+    assert mined.miner.margin == .3 and make_loss('triplet', dict(
+        miner='pml:TripletMarginMiner', miner_options=dict(margin=.7))).miner.margin == .7
 
 
 @pytest.mark.parametrize('name', ['SoftTripleLoss', 'SphereFaceLoss', 'ProxyAnchorLoss'])

@@ -5,8 +5,8 @@ one onto the other; a kernel answers with the distance of two means. This module
 `sinkhorn` solves one transport problem or a batch of them, weighted and ragged, in the log
 domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` measure two sets of
 points. The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L.
-Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper;
-002 in this book). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
+Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
+paper). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
 0.0025 when it is run literally, and replace its last hundred thousand sweeps by a few.
 
 Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
@@ -244,8 +244,8 @@ def sinkhorn(
     newton:bool=True, # False: plain sweeps (Algorithm 1, in the log domain)
     rows=None, columns=None, # (..., n), (..., m) booleans: which are there
 ) -> Transport: # each problem solved alone; the value can be differentiated by the cost, once
-    """$\\min_T \\langle D, T\\rangle + \\varepsilon\\sum T(\\log T - 1)$ with T1 = a, Tᵀ1 = b (002,
-    Eq. 11). A negative weight or a NaN makes the value NaN; where forbidden pairs leave no plan,
+    """$\\min_T \\langle D, T\\rangle + \\varepsilon\\sum T(\\log T - 1)$ with T1 = a, Tᵀ1 = b
+    (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value NaN; where forbidden pairs leave no plan,
     `error` stays far from 0. Raises TypeError or ValueError for what is no problem."""
     if not isinstance(cost, Tensor) or not cost.is_floating_point():
         given = cost.dtype if isinstance(cost, Tensor) else f'a {type(cost).__name__}'
@@ -350,8 +350,8 @@ class Divergence:
 
 # %% ../nbs/21_transport.ipynb #f72e8c63
 class Wasserstein(Divergence):
-    """W_ε = min_T <D, T> + ε Σ T (log T - 1) (002, Eq. 11); after a call of its own `error` is the
-    marginal error"""
+    """W_ε = min_T <D, T> + ε Σ T (log T - 1) (Roy et al. 2022, eq. 11); after a call of its own
+    `error` is the marginal error"""
     error = None
 
     def __init__(
@@ -370,7 +370,7 @@ class Wasserstein(Divergence):
 
 # %% ../nbs/21_transport.ipynb #7f5ccc92
 class SinkhornDivergence(Wasserstein):
-    "W_ε(U, V) - ½ W_ε(U, U) - ½ W_ε(V, V) (002, Eq. 13); 0 where U = V"
+    "W_ε(U, V) - ½ W_ε(U, U) - ½ W_ε(V, V) (Roy et al. 2022, eq. 13); 0 where U = V"
     indivisible = 'batch'
 
     def __init__(
@@ -409,8 +409,8 @@ class KernelDivergence(Divergence):
 
 # %% ../nbs/21_transport.ipynb #674ab4d5
 class EnergyDistance(KernelDivergence):
-    """E(U, V) - ½ E(U, U) - ½ E(V, V), E the mean cost (002, Eq. 14): half the squared MMD of the
-    kernel -D = -½‖u - v‖²"""
+    """E(U, V) - ½ E(U, U) - ½ E(V, V), E the mean cost (Roy et al. 2022, eq. 14): half the squared
+    MMD of the kernel -D = -½‖u - v‖²"""
     def evaluate(self, d2, equal=0.):
         there = (d2 < inf).to(d2.dtype)
         k = d2.clamp_(max=torch.finfo(d2.dtype).max).mul_(there).mul_(-.25)
@@ -418,8 +418,8 @@ class EnergyDistance(KernelDivergence):
 
 # %% ../nbs/21_transport.ipynb #fb5ee397
 class MMD(KernelDivergence):
-    """Squared maximum mean discrepancy (002, Eq. 15) with exp(-‖u - v‖/σ) or exp(-‖u - v‖²/2σ²)
-    (Eq. 16)"""
+    """Squared maximum mean discrepancy (Roy et al. 2022, eq. 15) with exp(-‖u - v‖/σ) or exp(-‖u -
+    v‖²/2σ²) (Eq. 16)"""
     def __init__(
         self,
         kernel:str='laplacian', # or 'gaussian'

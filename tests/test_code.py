@@ -1,6 +1,7 @@
 "What the code of the package keeps to, so that it can be read from cold."
 import ast
 import inspect
+import re
 import tokenize
 from pathlib import Path
 
@@ -71,3 +72,15 @@ def test_modules_import_from_where_a_name_is_defined():
         if found := imported_modules(tree, module, package) & set(public_names()):
             by_name[module] = sorted(found)
     assert public_names() and not by_name
+
+
+def test_docstrings_cite_papers_by_author_and_year():
+    "The numbers of the five papers are for commands and files; nobody knows them in a docstring"
+    numbered = re.compile(r'\(00[0-4]\b|\b[Pp]aper 00[0-4]|\b00[0-4] in this book')
+    found = []
+    for file in sorted((root/'dml_nb').rglob('*.py')):
+        for node in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+            if isinstance(node, kinds) and numbered.search(ast.get_docstring(node) or ''):
+                found.append(f'{file.name}: {ast.get_docstring(node)[:60]}')
+    assert not found

@@ -206,8 +206,8 @@ def nearest_class_mean(
     train_labels, # (R,) integers or strings; −1: unlabelled, left out
     z, # (n, D) embeddings to classify, normalised inside
 ): # (n,) int64 tensor of classes, or an array of strings; the first of equally near classes
-    """The class whose mean is nearest to each row (003, Eq. 21). Raises TypeError or ValueError
-    for what cannot be embeddings or labels."""
+    """The class whose mean is nearest to each row (Yu et al. 2018, eq. 21). Raises TypeError or
+    ValueError for what cannot be embeddings or labels."""
     train_x, classes, codes = _labelled(train_z, train_labels, None, ('train_z', 'train_labels'))
     x = _rows(z, 'z', train_x.shape[1])
     found = nearest_mean_of_references(x, train_x.to(x.device), torch.from_numpy(codes)).cpu()
@@ -243,8 +243,8 @@ def linear_probe(
     labels, # (n,) their classes; −1: unlabelled, left out
     seed:int=0, # of the training items that choose the penalty
 ) -> float: # share of right answers
-    """Accuracy of a linear classifier that is trained on `train_z` (002); a class without a
-    training item is always missed. Raises ValueError for less than two training classes,
+    """Accuracy of a linear classifier that is trained on `train_z` (Roy et al. 2022); a class
+    without a training item is always missed. Raises ValueError for less than two training classes,
     TypeError or ValueError for what cannot be embeddings or labels."""
     check_number('seed', seed, lo=0, integer=True)
     names = ('train_z', 'train_labels')

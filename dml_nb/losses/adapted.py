@@ -3,7 +3,7 @@
 A selection of triplets shows some images of a class often and others never, so the loss is
 trained on other data than the batch. The adapted triplet loss adds the distance between the
 class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
-Selection Bias for Triplet Loss*, ECCV 2018 (paper 003). Here that term, `SelectionBias`, takes
+Selection Bias for Triplet Loss*, ECCV 2018. Here that term, `SelectionBias`, takes
 any selection or miner of the package, which the paper leaves to future work. After this page you
 can measure how far a selection is from its batch, correct it or see that there is little to
 correct, estimate the class ratio of unlabelled images, and classify by the nearest class mean.
@@ -54,8 +54,8 @@ def induced_counts(
     triplets, # (T, 3) indices a, p, n; or tensors (a, p, n) of triplets, (a1, p, a2, n) of pairs
     B:int, # images in the batch
 ) -> Tensor: # (B,) int64
-    """How often each image appears in selected triplets or pairs: the induced data (003, Eq. 9).
-    Raises TypeError or ValueError for other than indices of the batch."""
+    """How often each image appears in selected triplets or pairs: the induced data (Yu et al.
+    2018, eq. 9). Raises TypeError or ValueError for other than indices of the batch."""
     check_number('B', B, 1, integer=True)
     return torch.bincount(as_indices(triplets, B), minlength=B)
 
@@ -65,7 +65,7 @@ def excess(
     labels:Tensor, # (B,) integers, -1 for unlabelled
 ) -> Tensor: # (B,) float64; 0 in a class that does not appear, and for unlabelled images
     """$a_i = P^S(i|y_i) - 1/c_{y_i}$: by how much an image is seen more often than its share of
-    its class (003, Eqs. 13 and 14)."""
+    its class (Yu et al. 2018, eqs. 13 and 14)."""
     counts = counts.double()
     ranked = labels.sort()[0]
     start = torch.searchsorted(ranked, labels)
@@ -80,8 +80,8 @@ def matching_loss(
     labels, # (B,) integers, -1 for unlabelled
     triplets, # as `induced_counts` takes them
 ) -> Tensor: # a scalar, differentiable in z
-    """$\\sum_y \\lVert\\Phi_y^S - \\Phi_y^T\\rVert^2$ (003, Eq. 12) of selected triplets, in
-    O(BD + T). Raises TypeError or ValueError for bad input."""
+    """$\\sum_y \\lVert\\Phi_y^S - \\Phi_y^T\\rVert^2$ (Yu et al. 2018, eq. 12) of selected
+    triplets, in O(BD + T). Raises TypeError or ValueError for bad input."""
     z = check_embeddings(z)
     y = as_labels(labels, len(z), z.device)
     a = excess(induced_counts(triplets, len(z)).to(z.device), y)       # (B,)
@@ -95,7 +95,7 @@ def matching_loss(
 # %% ../../nbs/20_losses.adapted.ipynb #361cd3c6
 class SelectionBias(PairLoss):
     """λ Σ_y ‖Φ_y^S - Φ_y^T‖² = λ Σ_{y_i=y_j} a_i a_j S_ij for what a selection or a miner picks
-    (003, Eq. 12)."""
+    (Yu et al. 2018, eq. 12)."""
     own_batch_only = True
     statistics_passes = 1
     opaque = True
@@ -169,8 +169,8 @@ class Shared(Selection):
 
 # %% ../../nbs/20_losses.adapted.ipynb #4df1b945
 class AdaptedTriplet(Sum):
-    """Σ_{D_S} [‖a-p‖² - ‖a-n‖² + m]₊ + λ Σ_y ‖Φ_y^S - Φ_y^T‖² over semi-hard triplets (003, Eqs. 7,
-    8, 12 and 15)."""
+    """Σ_{D_S} [‖a-p‖² - ‖a-n‖² + m]₊ + λ Σ_y ‖Φ_y^S - Φ_y^T‖² over semi-hard triplets (Yu et al.
+    2018, eqs. 7, 8, 12 and 15)."""
     reductions = 'sum', 'mean'
 
     def __init__(
@@ -206,8 +206,8 @@ def selection_shift(
     z:Tensor, # (B, D) embeddings
     labels, # (B,) integers, -1 for unlabelled
 ) -> dict: # 'counts' (B,); 'total', a float; 'classes' (K,); 'per_class' (K,), NaN if not selected
-    """Total variation between the induced data (003, Eq. 9) and the labelled images, as a whole
-    and within each class; draws anew. Raises as a loss does."""
+    """Total variation between the induced data (Yu et al. 2018, eq. 9) and the labelled images, as
+    a whole and within each class; draws anew. Raises as a loss does."""
     counter = SelectionBias(select)
     z, _, batch = check_operands(counter, z, labels, None, None, None, None)
     counts = torch.zeros(len(z), dtype=torch.float64, device=z.device)
@@ -270,9 +270,9 @@ def class_ratio(
     target:Tensor, # (D,) mean of the unlabelled images
     simplex:bool=False, # also θ ≥ 0, as shares should be
 ) -> Tensor: # (K,) θ, adds up to 1; detached
-    """argmin_θ ‖Σ_y θ_y Φ_y - Φ‖², Σθ = 1 (003, Eqs. 18 and 19, corrected); of many best answers
-    the one nearest to equal shares. Raises TypeError or ValueError for other than (K, D) means
-    and a (D,) target."""
+    """argmin_θ ‖Σ_y θ_y Φ_y - Φ‖², Σθ = 1 (Yu et al. 2018, eqs. 18 and 19, corrected); of many
+    best answers the one nearest to equal shares. Raises TypeError or ValueError for other than (K,
+    D) means and a (D,) target."""
     means = check_embeddings(means, 'means')
     if not isinstance(target, Tensor) or target.shape != means.shape[1:]:
         given = tuple(target.shape) if isinstance(target, Tensor) else repr(target)
@@ -295,7 +295,8 @@ def class_means(
     name:str='z', # how the caller calls the embeddings
     labels_name:str='labels', # and the labels
 ) -> tuple: # (K,) classes in order; (K, D) their means; classes without appearances are left out
-    "$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (003, Eq. 13)."
+    """$\\Phi_y = \\sum_{i∈y} \\mathrm{cnt}_i x_i / \\sum_{i∈y} \\mathrm{cnt}_i$ (Yu et al. 2018,
+    eq. 13)."""
     z = check_embeddings(z, name)
     y = as_labels(labels, len(z), z.device, name=labels_name)
     classes, place = y.unique(return_inverse=True)
@@ -316,7 +317,7 @@ def semi_matching_loss(
     simplex:bool=False, # shares θ ≥ 0
 ) -> Tensor: # a scalar, differentiable in z; 0 without unlabelled rows or without classes
     """$\\lVert\\sum_y θ_y Φ_y^S - Φ\\rVert^2$ for the mean Φ of the unlabelled rows, with its best
-    shares θ (003, Eq. 20). Raises TypeError or ValueError for bad input."""
+    shares θ (Yu et al. 2018, eq. 20). Raises TypeError or ValueError for bad input."""
     z = check_embeddings(z)
     free = as_labels(labels, len(z), z.device) < 0
     counts = None if triplets is None else induced_counts(triplets, len(z)).to(z.device)
@@ -334,8 +335,8 @@ def nearest_class_mean(
     ref:Tensor, # (R, D) embeddings with known classes, normalised inside
     ref_labels, # (R,) integers, -1 for unlabelled
 ) -> Tensor: # (n,) classes; the lowest of equally near ones
-    """argmin_y ‖x - Φ_y‖² (003, Eq. 21). Raises TypeError or ValueError for bad input, unequal
-    dimensions, or no labelled reference."""
+    """argmin_y ‖x - Φ_y‖² (Yu et al. 2018, eq. 21). Raises TypeError or ValueError for bad input,
+    unequal dimensions, or no labelled reference."""
     z = check_embeddings(z)
     classes, means = class_means(ref, ref_labels, None, 'ref', 'ref_labels')   # (K,), (K, D)
     if means.shape[1] != z.shape[1]:

@@ -4,7 +4,7 @@ The angular loss asks that the angle at the negative, in the triangle of an anch
 and a negative, be small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
 and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with
 N-pairs in S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
-Sinkhorn Divergences*, 2022 (002 in this book), equations 3 and 4. After this page you can derive
+Sinkhorn Divergences*, 2022, equations 3 and 4. After this page you can derive
 its exponent from the triangle, prove its weights, and compute all of a batch's triplets with one
 small matrix product per class.
 
@@ -35,7 +35,7 @@ def angular_classes(
     n:Tensor, # pairs (a, p) that the mean runs over, of all classes, a scalar
     memory:Tensor=None, # (k, m, R) to write into
 ) -> tuple: # 1/n Σ_ap log(1 + Z_ap), a scalar in float64; W_UU (k, m, m); W_UV (k, m, R)
-    "What whole classes add to the angular loss and to its derivatives (002, Eq. 3)."
+    "What whole classes add to the angular loss and to its derivatives (Roy et al. 2022, eq. 3)."
     top = N.amax(2, keepdim=True)                               # (k, m, 1)
     top = top.masked_fill(top == -inf, 0.)
     E = exp_(N.sub_(top).mul_(4 * t))                           # (k, m, R), 0 where no pair is
@@ -52,7 +52,7 @@ def angular_classes(
 # %% ../../nbs/14_losses.angular.ipynb #a9bdbe5b
 class Angular(PairLoss):
     """Mean over (a, p) of log(1 + Σ_n e^{4t(S_an + S_pn) - 2(1+t)S_ap}), t = tan²α
-    (Wang et al., 2017; 002, Eq. 3)"""
+    (Wang et al., 2017; Roy et al. 2022, eq. 3)"""
     indivisible = 'class'
     opaque = True
 
@@ -100,7 +100,7 @@ def check_angle(alpha):
 
 # %% ../../nbs/14_losses.angular.ipynb #31246dad
 class AngularNPairs(PairLoss):
-    "N-pairs + λ · angular (002, Eq. 4)"
+    "N-pairs + λ · angular (Roy et al. 2022, eq. 4)"
     indivisible = 'class'
     opaque = True
 

@@ -4,7 +4,7 @@ A triplet is *concordant* if the anchor's positive is more similar to it than it
 The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
 concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
 here, exactly, without listing them. From: anonymous authors, *Triplet Similarity Learning on
-Concordance Constraint*, under review (paper 004), Eqs. 3 to 18. After this page you can derive
+Concordance Constraint*, under review, eqs. 3 to 18. After this page you can derive
 the loss's weights, watch the order of a batch or of a whole gallery with an interval, and tell
 which of the paper's bounds hold.
 
@@ -134,8 +134,8 @@ def partial_likelihood(
 
 # %% ../../nbs/19_losses.concordance.ipynb #c637caea
 class CIT(PairLoss):
-    """γ L_e + (1 - γ) L_p (004, Eq. 8): means over all triplets of [1 - exp(S_ap - S_an)]₊ (Eq. 4)
-    and of log(exp S_an + exp S_pn) - S_ap (Eq. 7)."""
+    """γ L_e + (1 - γ) L_p (Anonymous 2023, eq. 8): means over all triplets of [1 - exp(S_ap -
+    S_an)]₊ (Eq. 4) and of log(exp S_an + exp S_pn) - S_ap (Eq. 7)."""
     opaque = True
     few = 64                 # lists of positives up to which columns are cheaper than sorting
 
@@ -202,8 +202,8 @@ def just_below(
 
 class Concordance(NamedTuple):
     "How a batch, or queries and a gallery, are ordered: shares of all triplets; NaN if none"
-    ratio: float       # mean of e^(S_an - S_ap) (004, Eq. 3)
-    discordance: float # S_an > S_ap (004, Eq. 5)
+    ratio: float       # mean of e^(S_an - S_ap) (Anonymous 2023, eq. 3)
+    discordance: float # S_an > S_ap (Anonymous 2023, eq. 5)
     hard: float        # the same
     semi_hard: float   # S_ap - m < S_an < S_ap
     easy: float        # S_an < S_ap - m
@@ -241,8 +241,8 @@ def concordance(
     margin:float=.1, # m, between semi-hard and easy
     block:int=None, # rows of S at a time
 ) -> Concordance: # ratio, discordance, hard, semi_hard, easy, ties, triplets
-    """Ratio and discordance (004, Eqs. 3 and 5) and the shares of hard, semi-hard and easy
-    triplets, exact and without a list. Raises as a loss does."""
+    """Ratio and discordance (Anonymous 2023, eqs. 3 and 5) and the shares of hard, semi-hard and
+    easy triplets, exact and without a list. Raises as a loss does."""
     check_number('margin', margin, 0)
 
     def look(pairs, P, N):
@@ -374,8 +374,8 @@ def generalization_bound(
     span:float=1., # length of the interval of a triplet's loss: 1 for L_e, 4 for L_p on cosines
     printed:bool=False, # as in the paper, which does not hold
 ) -> Bound: # bound, empirical, complexity, confidence, size
-    """E[L] ≤ mean + 2 R_n + s √(ln(1/δ) / 2n), n independent triplets (004, Eqs. 9 and 10,
-    corrected). With neither `rademacher` nor `growth`: one model, fixed beforehand. Raises
+    """E[L] ≤ mean + 2 R_n + s √(ln(1/δ) / 2n), n independent triplets (Anonymous 2023, eqs. 9 and
+    10, corrected). With neither `rademacher` nor `growth`: one model, fixed beforehand. Raises
     ValueError where nothing can be said."""
     empirical, rademacher = (v.item() if isinstance(v, Tensor) else v
                              for v in (empirical, rademacher))

@@ -3,8 +3,8 @@
 Local losses compare pairs and triplets. This one compares sets: the images of a class against
 all other images of the batch, class by class, by optimal transport or by a kernel, and pushes
 them apart. The equations are 1, 2, 5 and 11 to 16 of S. K. Roy, Y. Han, M. Harandi and L.
-Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper;
-002 in this book). After this page you can read a transport plan as pair weights, add the
+Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
+paper). After this page you can read a transport plan as pair weights, add the
 discrepancy to any loss at the price of a few passes, and say what it does to the classes and
 what it leaves to the local loss.
 
@@ -133,8 +133,8 @@ def kernel_classes(
 
 # %% ../../nbs/22_losses.discrepancy.ipynb #fe552555
 class ClassDiscrepancy(PairLoss):
-    """-Σ_k φ(U_k, V_k): every class against all the others (002, Eq. 2). With transport, `error` is
-    the largest marginal error of the last batch"""
+    """-Σ_k φ(U_k, V_k): every class against all the others (Roy et al. 2022, eq. 2). With
+    transport, `error` is the largest marginal error of the last batch"""
     def __init__(
         self,
         divergence:Divergence, # φ: `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` or `MMD`
@@ -186,8 +186,8 @@ def DCDL(
     divergence:Divergence=None, # φ; default Wasserstein()
     lam:float=.5, # λ
 ) -> PairLoss:
-    """L_local + λ L^φ (002, Eq. 5). Raises TypeError for what is no loss or no divergence,
-    ValueError for a λ that is no number."""
+    """L_local + λ L^φ (Roy et al. 2022, eq. 5). Raises TypeError for what is no loss or no
+    divergence, ValueError for a λ that is no number."""
     if not isinstance(local, PairLoss):
         raise TypeError(f'local: expected a loss, as Triplet(), got {local!r}')
     check_number('lam', lam)

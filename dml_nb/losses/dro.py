@@ -4,7 +4,7 @@ A pair classifier sees hundreds of easy negatives for each positive, so the mean
 teaches little. Distributionally robust optimisation (DRO) replaces the mean by the worst
 weighted mean that a set of distributions over pairs allows. A loss is then three choices: a loss
 of one pair, a set, and a grouping of the pairs. Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A
-Simple and Effective Framework for Pairwise Deep Metric Learning*, ECCV 2020 (paper 000),
+Simple and Effective Framework for Pairwise Deep Metric Learning*, ECCV 2020,
 equations 1 to 33. After this page you can combine the three, and say under which conditions
 lifted structure, multi-similarity and HAP2S are special cases.
 
@@ -38,7 +38,8 @@ def _no_spare_memory(like):
 
 
 class MarginPair(Named):
-    "[m + y(λ - S)]₊ of one pair, y = 1 for a positive, -1 for a negative (000, section 3.3)."
+    """[m + y(λ - S)]₊ of one pair, y = 1 for a positive, -1 for a negative (Qi et al. 2020,
+    section 3.3)."""
     def __init__(
         self,
         m:float=.2, # margin
@@ -58,8 +59,9 @@ class MarginPair(Named):
 
 # %% ../../nbs/17_losses.dro.ipynb #655b52fe
 class BinomialPair(Named):
-    """log(1 + e^{α(λ-S)}) of a positive, log(1 + e^{β(S-λ)}) of a negative (000, section 4, names
-    it without a formula; 001, Eq. 9, without its 1/P_i and 1/N_i)."""
+    """log(1 + e^{α(λ-S)}) of a positive, log(1 + e^{β(S-λ)}) of a negative (Qi et al. 2020,
+    section 4, names it without a formula; Wang et al. 2019, eq. 9, without its 1/P_i and
+    1/N_i)."""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives, above 0
@@ -77,7 +79,7 @@ class BinomialPair(Named):
 
 
 class ContrastivePair(Named):
-    "-S of a positive, [S - λ]₊ of a negative (001, Eq. 4)."
+    "-S of a positive, [S - λ]₊ of a negative (Wang et al. 2019, eq. 4)."
     def __init__(
         self,
         lam:float=.5, # threshold λ
@@ -187,7 +189,7 @@ def check_sample(sample, uncertainty):
 
 # %% ../../nbs/17_losses.dro.ipynb #0b748640
 class DRO(PairLoss):
-    "max over p in a set of Σ p_ij l_ij (000, Eq. 1)."
+    "max over p in a set of Σ p_ij l_ij (Qi et al. 2020, eq. 1)."
     opaque = True
 
     def __init__(
@@ -304,8 +306,8 @@ def set_from(
 
 # %% ../../nbs/17_losses.dro.ipynb #f72b3aae
 class DROTopK(DRO):
-    """The mean of the K largest pair losses (000, DRO-TopK). In the paper's comparisons K is twice
-    the batch size."""
+    """The mean of the K largest pair losses (Qi et al. 2020, DRO-TopK). In the paper's comparisons
+    K is twice the batch size."""
     uncertainty = set_from(TopK, 'k')
 
     def __init__(
@@ -324,8 +326,8 @@ class DROTopK(DRO):
 
 # %% ../../nbs/17_losses.dro.ipynb #7b73f6fe
 class DROTopKPN(DRO):
-    """The mean of the K/2 largest losses of positives and the K/2 largest of negatives (000,
-    DRO-TopK-PN)."""
+    """The mean of the K/2 largest losses of positives and the K/2 largest of negatives (Qi et
+    al. 2020, DRO-TopK-PN)."""
     uncertainty = set_from(TopKPN, 'k')
 
     def __init__(
@@ -344,8 +346,8 @@ class DROTopKPN(DRO):
 
 # %% ../../nbs/17_losses.dro.ipynb #1e836ae9
 class DROKL(DRO):
-    """γ log mean e^{l/γ} over all pairs (000, DRO-KL), or the mean of `sample` pairs drawn by its
-    softmax."""
+    """γ log mean e^{l/γ} over all pairs (Qi et al. 2020, DRO-KL), or the mean of `sample` pairs
+    drawn by its softmax."""
     uncertainty = set_from(KLPenalty, 'gamma')
 
     def __init__(
@@ -381,8 +383,8 @@ def log_mean_exp(
 
 # %% ../../nbs/17_losses.dro.ipynb #8b14856e
 class DROKLGrouped(PairLoss):
-    """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (000, Eq. 6), or with a pseudo pair in
-    each group (000, Eq. 22)."""
+    """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (Qi et al. 2020, eq. 6), or with a
+    pseudo pair in each group (Qi et al. 2020, eq. 22)."""
     def __init__(
         self,
         gamma_pos:float=1., # γ⁺, above 0
@@ -423,8 +425,8 @@ class DROKLGrouped(PairLoss):
 
 # %% ../../nbs/17_losses.dro.ipynb #2b196aff
 class SemiHardPairs(Miner):
-    """All positives, and negatives with λ - m < S < λ: semi-hard selection for pair losses (000,
-    section 4.2.2)."""
+    """All positives, and negatives with λ - m < S < λ: semi-hard selection for pair losses (Qi
+    et al. 2020, section 4.2.2)."""
     def __init__(
         self,
         m:float=.2, # width of the band, above 0

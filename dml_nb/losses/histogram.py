@@ -4,7 +4,7 @@ The histogram loss estimates the distribution of the similarities of positive pa
 negative pairs, and charges the probability that the wrong one wins. E. Ustinova and V.
 Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016, as stated and weighted in
 the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in this book), equations 3 to 9.
+General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations 3 to 9.
 After this page you can say why a pair's weight is the height of the *other* side's histogram,
 prove it, and compute both histograms and all weights in two passes over the pairs.
 
@@ -58,8 +58,8 @@ def cell_sums(
 def overlap(
     sums:Tensor, # (2, 2, R) `cell_sums` of positive and of negative pairs, of the whole batch
 ) -> tuple: # the loss, a scalar; (2, R) weight of a positive and of a negative pair, by cell
-    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q` and its derivatives (001 supplement, Eqs. 3, 9); 0 without positive
-    or without negative pairs."""
+    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q` and its derivatives (Wang et al. 2019, supplement, eqs. 3, 9); 0
+    without positive or without negative pairs."""
     count, part = sums[:, :, 1:].unbind(1)                          # (2, R-1)
     n = count.sum(1, keepdim=True).clamp(min=1)                     # (2, 1) numbers of pairs
     to_left, to_right = pad(count - part, (0, 1)), pad(part, (1, 0))
@@ -71,7 +71,7 @@ def overlap(
 # %% ../../nbs/11_losses.histogram.ipynb #b3ca9c3b
 class Histogram(PairLoss):
     """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
-    random positive one (001 supplement, Eq. 3)"""
+    random positive one (Wang et al. 2019, supplement, eq. 3)"""
     statistics_passes = 1
     opaque = True
 

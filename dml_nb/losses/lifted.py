@@ -6,7 +6,7 @@ sharp. H. Oh Song, Y. Xiang, S. Jegelka and S. Savarese, *Deep Metric Learning v
 Structured Feature Embedding*, CVPR 2016, in the general form of A. Hermans, L. Beyer and B.
 Leibe, *In Defense of the Triplet Loss for Person Re-Identification*, 2017, as X. Wang, X. Han,
 W. Huang, D. Dong and M. R. Scott give it in *Multi-Similarity Loss with General Pair Weighting
-for Deep Metric Learning*, CVPR 2019 (001 in this book), equations 6 to 8 and 16. After this page
+for Deep Metric Learning*, CVPR 2019, equations 6 to 8 and 16. After this page
 you can prove the weights, say when the hinge matters (almost never), and why temperature 1
 drowns the hard negatives.
 
@@ -24,7 +24,7 @@ from ..weighting import PairLoss, check_miner, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c
 class LiftedStructure(PairLoss):
-    "Σ_i [ log Σ_P e^{λ-S} + log Σ_N e^S ]₊ over anchors with both sides (001, Eq. 6)"
+    "Σ_i [ log Σ_P e^{λ-S} + log Σ_N e^S ]₊ over anchors with both sides (Wang et al. 2019, eq. 6)"
     def __init__(
         self,
         lam:float=1., # margin
@@ -45,7 +45,7 @@ class LiftedStructure(PairLoss):
 # %% ../../nbs/12_losses.lifted.ipynb #856063e0
 class LiftedStructureStar(PairLoss):
     """(1/B) Σ_i { 1/α log Σ_P e^{-αS} + 1/β log Σ_N e^{βS} }, a side without pairs left out
-    (001, Eq. 16), on mined pairs if there is a miner"""
+    (Wang et al. 2019, eq. 16), on mined pairs if there is a miner"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

@@ -3,8 +3,8 @@
 The multi-similarity loss first *mines* the pairs of each anchor that are hard compared with the
 other side, then *weights* them by how similar they are and by how they compare with their own
 side. It is equations 11 to 15 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
-*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019 (001 in
-this book). After this page you can say which of three similarities moves a weight, prove the
+*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019.
+ After this page you can say which of three similarities moves a weight, prove the
 weight, and mine pairs for any other loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.multisimilarity.html.md"""
@@ -27,8 +27,8 @@ def similarities_seen(
     trials:int=40, # random batches
     shifts:tuple=(-.2, -.1, .1, .2), # how far similarities are moved
 ) -> dict: # {'S': bool, 'P': bool, 'N': bool}
-    """Which of the three similarities of a negative pair (001, section 4.1) its weight reacts to,
-    decided by perturbation of S."""
+    """Which of the three similarities of a negative pair (Wang et al. 2019, section 4.1) its
+    weight reacts to, decided by perturbation of S."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
     same = labels[:, None] == labels[None]
@@ -56,7 +56,7 @@ def similarities_seen(
 # %% ../../nbs/15_losses.multisimilarity.ipynb #4d702fb0
 class MultiSimilarityMiner(Miner):
     """Keep negatives more similar than the least similar positive less ε, and positives less
-    similar than the most similar negative plus ε (001, Eqs. 11-12)"""
+    similar than the most similar negative plus ε (Wang et al. 2019, eqs. 11-12)"""
     def __init__(
         self,
         epsilon:float=.1, # slack of both comparisons
@@ -73,7 +73,7 @@ class MultiSimilarityMiner(Miner):
 # %% ../../nbs/15_losses.multisimilarity.ipynb #4ee44084
 class MultiSimilarity(PairLoss):
     """(1/B) Σ_i { 1/α log(1 + Σ_P e^{-α(S-λ)}) + 1/β log(1 + Σ_N e^{β(S-λ)}) } on mined pairs
-    (001, Eq. 15)"""
+    (Wang et al. 2019, eq. 15)"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

@@ -3,9 +3,9 @@
 N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component
 analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one
 softplus of log-sums. The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
-*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (002 in this book), Eq. 3, and
+*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, eq. 3, and
 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair
-Weighting for Deep Metric Learning*, CVPR 2019 (001), supplement, Eqs. 1 and 2. After this page
+Weighting for Deep Metric Learning*, CVPR 2019, supplement, eqs. 1 and 2. After this page
 you can derive one weight from the other, see why NCA as printed would train backwards, and
 compute it at any scale without underflow.
 
@@ -27,7 +27,8 @@ from ..weighting import PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/13_losses.neighbours.ipynb #a1985e31
 class NPairs(PairLoss):
-    "Mean over all ordered (anchor, positive) of log(1 + Σ_n exp(s (S_an - S_ap))) (002, Eq. 3)"
+    """Mean over all ordered (anchor, positive) of log(1 + Σ_n exp(s (S_an - S_ap))) (Roy et al.
+    2022, eq. 3)"""
     def __init__(
         self,
         scale:float=1., # s, the sharpness of the softmax: an inverse temperature
@@ -58,7 +59,7 @@ def n_pairs(
 # %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
 class NCA(PairLoss):
     """Σ_i [log Σ_{k≠i} exp(s S_ik) - log Σ_P exp(s S_ip)]: minus the log-probability of a right
-    neighbour (001, supplement, Eq. 1 with its sign turned)"""
+    neighbour (Wang et al. 2019, supplement, eq. 1 with its sign turned)"""
     def __init__(
         self,
         scale:float=1., # s, the sharpness of the softmax: an inverse temperature

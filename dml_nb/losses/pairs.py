@@ -3,8 +3,8 @@
 Contrastive and binomial losses weight a pair by its own similarity and by nothing else;
 BinLifted averages the binomial weight with one that compares the pair with its rivals;
 `EqualWeights` weights what a miner keeps, all alike. X. Wang, X. Han, W. Huang, D. Dong and M.
-R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019
-(001 in this book), equations 4, 9, 10, and its supplement, equations 10 and 11. After this page
+R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019,
+equations 4, 9, 10, and its supplement, equations 10 and 11. After this page
 you can prove each weight, run the losses with any miner, and show from the weights where an
 average of two good weightings goes wrong.
 
@@ -25,7 +25,8 @@ from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d
 class Contrastive(PairLoss):
-    "Mean over ordered pairs of [S - λ]₊ for negatives and -S for positives (001, Eq. 4)"
+    """Mean over ordered pairs of [S - λ]₊ for negatives and -S for positives (Wang et al. 2019,
+    eq. 4)"""
     def __init__(
         self,
         lam:float=.5, # negatives less similar than this are left alone
@@ -70,8 +71,8 @@ def sum_softplus(
 
 # %% ../../nbs/10_losses.pairs.ipynb #0f5d31f7
 class Binomial(PairLoss):
-    """Σ_i { 1/P_i Σ_P log(1 + e^{α(λ-S)}) + 1/N_i Σ_N log(1 + e^{β(S-λ)}) } (001, Eq. 9), on
-    mined pairs if there is a miner"""
+    """Σ_i { 1/P_i Σ_P log(1 + e^{α(λ-S)}) + 1/N_i Σ_N log(1 + e^{β(S-λ)}) } (Wang et al. 2019, eq.
+    9), on mined pairs if there is a miner"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives
@@ -104,8 +105,8 @@ class Binomial(PairLoss):
 
 # %% ../../nbs/10_losses.pairs.ipynb #b5a511e3
 class EqualWeights(PairLoss):
-    """(1/B) Σ_i { Σ_N S - Σ_P S } over the pairs that a miner keeps (001, section 5.1: mining
-    without weighting)"""
+    """(1/B) Σ_i { Σ_N S - Σ_P S } over the pairs that a miner keeps (Wang et al. 2019, section
+    5.1: mining without weighting)"""
     def __init__(
         self,
         miner=None, # object with `mine(P, N, pairs)`; None: all pairs
@@ -126,7 +127,7 @@ class EqualWeights(PairLoss):
 # %% ../../nbs/10_losses.pairs.ipynb #f8b4e6e2
 class BinLifted(PairLoss):
     """Weights ½(σ(β(S-λ)) + softmax_N(βS)) on negatives and ½(σ(α(λ-S)) + softmax_P(-αS)) on
-    positives (001 supplement, Eq. 10)"""
+    positives (Wang et al. 2019, supplement, eq. 10)"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

@@ -75,7 +75,7 @@ def hinge_listed(
     a:Tensor, p:Tensor, n:Tensor, # (T,) rows, columns, columns
     margin:float, # of similarities
 ) -> tuple: # Σ [S_an - S_ap + m]₊; (b, R) its derivative by S
-    "Sum of the hinge over a list of triplets (003, Eq. 8)."
+    "Sum of the hinge over a list of triplets (Yu et al. 2018, eq. 8)."
     gap = (S[a, n] - (S[a, p] - margin)).clamp(min=0)                  # (T,)
     active = gap.sign()
     W = torch.zeros_like(S)
@@ -85,8 +85,9 @@ def hinge_listed(
 
 # %% ../../nbs/18_losses.triplet.ipynb #1ac0a3e2
 class Triplet(PairLoss):
-    """Mean over all triplets of [S_an - S_ap + m]₊ (001, Eq. 5; 004, Eq. 2), or, with
-    `distance='sqeuclidean'`, of [‖a-p‖² - ‖a-n‖² + m]₊ (002, Eq. 3; 003, Eqs. 5 and 8)."""
+    """Mean over all triplets of [S_an - S_ap + m]₊ (Wang et al. 2019, eq. 5; Anonymous 2023, eq.
+    2), or, with `distance='sqeuclidean'`, of [‖a-p‖² - ‖a-n‖² + m]₊ (Roy et al. 2022, eq. 3; Yu et
+    al. 2018, eqs. 5 and 8)."""
     reductions = 'mean', 'sum'
     opaque = True
     few = 64                 # lists of positives up to which columns are cheaper than sorting
@@ -290,7 +291,7 @@ class RandomTriplets(UniformSelection):
 
 class SemiHard(UniformSelection):
     """For every ordered (anchor, positive) one negative, uniform among those with
-    d_ap² ≤ d_an² < d_ap² + margin (003, Eq. 7)"""
+    d_ap² ≤ d_an² < d_ap² + margin (Yu et al. 2018, eq. 7)"""
     def __init__(
         self,
         margin:float=.2, # of squared distances: half of it as a similarity
@@ -306,7 +307,7 @@ class SemiHard(UniformSelection):
 
 # %% ../../nbs/18_losses.triplet.ipynb #edef62be
 class BatchHard(PairLoss):
-    "1/B Σ_i [max_N S - min_P S + m]₊ (000, Eq. 28; Hermans, Beyer and Leibe, 2017)."
+    "1/B Σ_i [max_N S - min_P S + m]₊ (Qi et al. 2020, eq. 28; Hermans, Beyer and Leibe, 2017)."
     def __init__(
         self,
         margin:float=.1, # of similarities
@@ -327,8 +328,8 @@ class BatchHard(PairLoss):
 
 # %% ../../nbs/18_losses.triplet.ipynb #c734faac
 class HAP2S(PairLoss):
-    """1/B Σ_i [Σ q⁻S / Σ q⁻ - Σ q⁺S / Σ q⁺ + m]₊ with constant q: exp(∓S/γ) (000, Eqs. 29 to 31),
-    or (1 + d)^α and (1 + d)^(-2α) with d = √(2 - 2S) (Yu, Dou et al., 2018)."""
+    """1/B Σ_i [Σ q⁻S / Σ q⁻ - Σ q⁺S / Σ q⁺ + m]₊ with constant q: exp(∓S/γ) (Qi et al. 2020, eqs.
+    29 to 31), or (1 + d)^α and (1 + d)^(-2α) with d = √(2 - 2S) (Yu, Dou et al., 2018)."""
     def __init__(
         self,
         margin:float=.1, # of similarities
@@ -358,9 +359,9 @@ class HAP2S(PairLoss):
         _, q_pos = log_sum_exp(self.hardness(P, -1).masked_fill(absent, -inf))   # (b, c) q / Σ q
         _, q_neg = log_sum_exp(self.hardness(N, 1, pairs.buffer(N)))   # (b, R)
         N = N.clamp_(min=torch.finfo(N.dtype).min).mul_(q_neg)         # -inf · 0 is no number
-        near = (q_pos * P).sum(1, keepdim=True)                        # (b, 1) S̄⁺, Eq. (000-30)
-        far = N.sum(1, keepdim=True)                                   # (b, 1) S̄⁻
-        gap = (far - near + self.margin).clamp(min=0) * both           # Eq. (000-29)
+        near = (q_pos * P).sum(1, keepdim=True)           # (b, 1) S̄⁺, Qi et al. 2020, eq. 30
+        far = N.sum(1, keepdim=True)                      # (b, 1) S̄⁻
+        gap = (far - near + self.margin).clamp(min=0) * both           # Qi et al. 2020, eq. 29
         w = gap.sign() / pairs.batch.size
         value = gap.double().sum() / pairs.batch.size
         return value, pairs.weights(q_pos.mul_(-w), q_neg.mul_(w))

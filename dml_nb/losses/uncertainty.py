@@ -3,7 +3,7 @@
 A mean of losses can be replaced by the largest *weighted* mean that a set of weights allows. A
 small set stays near the mean; a large one looks at the hardest losses only. This page solves
 that inner problem for each set of Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A Simple and
-Effective Framework for Pairwise Deep Metric Learning* (paper 000), for the balls that its theory
+Effective Framework for Pairwise Deep Metric Learning*, for the balls that its theory
 speaks of, and for any φ-divergence. After this page you can solve each problem by hand, and add
 a set of your own in ten lines.
 
@@ -188,7 +188,7 @@ def keep_largest(
 # %% ../../nbs/16_losses.uncertainty.ipynb #721ccfba
 class TopK(UncertaintySet):
     """0 ≤ p ≤ 1/K: the mean of the K largest losses, for real K up to n; equals at the edge share
-    what is left (000, DRO-TopK)."""
+    what is left (Qi et al. 2020, DRO-TopK)."""
     def __init__(
         self,
         k:float, # above 0; 1 and below: the largest loss, n and above: the mean
@@ -228,7 +228,7 @@ class TopK(UncertaintySet):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #d11c6cf6
 class Simplex(TopK):
-    "Every p: the largest loss (000, section 3.1)."
+    "Every p: the largest loss (Qi et al. 2020, section 3.1)."
     def __init__(self):
         pass
 
@@ -255,7 +255,8 @@ def centre_and_excess(
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #32b4547f
 class KLPenalty(UncertaintySet):
-    "Σ p l - γ KL(p‖1/n), at most γ log mean e^{l/γ}, with p = softmax(l/γ) (000, DRO-KL)."
+    """Σ p l - γ KL(p‖1/n), at most γ log mean e^{l/γ}, with p = softmax(l/γ) (Qi et al. 2020,
+    DRO-KL)."""
     def __init__(
         self,
         gamma:float, # price of leaving the uniform weights, above 0
@@ -402,7 +403,7 @@ class KLBall(Ball):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #f3d1864b
 class ChiSquareBall(Ball):
-    "Σ (n p - 1)²/2n ≤ ρ/n: p ∝ [l - η]₊ (the exact left side of 000, Theorem 1)."
+    "Σ (n p - 1)²/2n ≤ ρ/n: p ∝ [l - η]₊ (the exact left side of Qi et al. 2020, Theorem 1)."
     statistics_passes = 1 + 3
     cells = 2**16
 
@@ -488,7 +489,7 @@ def summarize(self:ChiSquareBall, gathered, known):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #73f33bb7
 class VariancePenalty(Ball):
-    "mean + √(2ρ Var/n), the right side of 000, Theorem 1; its p may be negative."
+    "mean + √(2ρ Var/n), the right side of Qi et al. 2020, Theorem 1; its p may be negative."
     statistics_passes = 2
     probabilities = False
 
@@ -606,7 +607,7 @@ def solve(self:PhiBall, losses, valid):
 # %% ../../nbs/16_losses.uncertainty.ipynb #41faa79c
 class TopKPN(UncertaintySet):
     """The mean of the K/2 largest losses of the positives and the K/2 largest of the negatives,
-    rounded down (000, DRO-TopK-PN)."""
+    rounded down (Qi et al. 2020, DRO-TopK-PN)."""
     def __init__(
         self,
         k:int, # from 2 up

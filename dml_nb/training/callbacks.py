@@ -866,8 +866,8 @@ def draw(self:AdaptedTripletCallback, axes):
 
 # %% ../../nbs/52_training.callbacks.ipynb #c6bf3670
 class CITCallback(PaperCallback):
-    """Trains or watches `CIT` (paper 004): shares of hard and easy triplets, the mean loss of hard
-    ones, and concordance. Raises as `LossCallback`."""
+    """Trains or watches `CIT` (Anonymous 2023): shares of hard and easy triplets, the mean loss of
+    hard ones, and concordance. Raises as `LossCallback`."""
     columns = 'hard', 'concordance'
     kinds = CIT,
 

@@ -791,7 +791,7 @@ def load_model(
 ): # `Embedder`
     "An embedder, from a folder as `model_folder` takes it."
     folder = model_folder(path)
-    from dml_nb.training.embedding import load_embedder
+    from dml_nb.training.features import load_embedder
     return load_embedder(folder)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dml_nb.support import storage
-from dml_nb.training import embedding
+from dml_nb.training import embedding, features, networks
 from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_image
 from dml_nb.data.images import ImageFiles, _Transformed
@@ -103,14 +103,14 @@ def test_a_transformer_takes_weights_of_another_side():
     torch.manual_seed(0)
     network = torchvision.models.VisionTransformer(image_size=64, **small).eval()
     state = network.state_dict()
-    body = embedding.ClassToken(network)
+    body = networks.ClassToken(network)
     network.heads = nn.Identity()
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         same(body(x), network(x))
     for side in (64, 96):
         other = torchvision.models.VisionTransformer(image_size=side, **small)
-        part = embedding.ClassToken(other).eval()
+        part = networks.ClassToken(other).eval()
         plan = dict(folded=False, arch='vit_b_16', size=side)
         embedding.fill_body(other, part, state, plan, 'x')
         assert part(torch.rand(1, 3, side, side)).shape == (1, 8)
@@ -121,9 +121,9 @@ def test_a_transformer_takes_weights_of_another_side():
 
 
 def test_an_own_network_takes_its_own_names(tmp_path):
-    given = embedding.lenet(1)
+    given = networks.lenet(1)
     torch.save(given.state_dict(), tmp_path/'mine.pt')
-    for arch in ('lenet', embedding.lenet, embedding.lenet(1)):
+    for arch in ('lenet', networks.lenet, networks.lenet(1)):
         embedder = create_embedder(arch, 8, 1, weights=tmp_path/'mine.pt')
         same(dict(embedder.body.state_dict()), dict(given.state_dict()))
     with pytest.raises(ValueError, match='it lacks'):
@@ -203,7 +203,7 @@ def test_a_network_of_timm(monkeypatch, tmp_path):
     again = load_embedder(save_embedder(embedder, tmp_path/'net'))
     assert torch.equal(again.embed(x), embedder.embed(x))
     fresh = create_embedder('timm:tiny', 4, channels=2, pooling='max')
-    assert not isinstance(fresh.body, embedding.NormalizedBody)
+    assert not isinstance(fresh.body, networks.NormalizedBody)
     assert fresh(torch.rand(2, 2, 40, 40)).shape == (2, 4)
     file = tmp_path/'tiny.pth'
     state = {'0.weight': torch.full((6, 3, 3, 3), 2.), '0.bias': torch.zeros(6)}
@@ -390,7 +390,7 @@ def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
     files = list((tmp_path/'features').glob('*.features.safetensors'))
     assert files
     for file in files:
-        assert embedding.read_features(file).shape == (64, 500)
+        assert features.read_features(file).shape == (64, 500)
 
 
 # Files
@@ -496,9 +496,9 @@ def test_only_weights_that_it_wrote_are_replaced(saved):
 
 
 def test_embedders_made_by_hand_keep_working(tmp_path):
-    hand_made = Embedder(embedding.small_convnet(), 4, 512).eval()
+    hand_made = Embedder(networks.small_convnet(), 4, 512).eval()
     x = torch.rand(2, 1, 8, 8)
     save_embedder(hand_made, tmp_path/'net')
-    again = load_embedder(tmp_path/'net', embedding.small_convnet())
+    again = load_embedder(tmp_path/'net', networks.small_convnet())
     assert torch.equal(again(x), hand_made(x))
     same(hand_made.embed(x), hand_made(x))

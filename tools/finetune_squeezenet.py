@@ -36,7 +36,7 @@ from PIL import Image
 from dml_nb.support.results import write_json
 from dml_nb.data import load_data
 from dml_nb.training import create_embedder
-from dml_nb.training.embedding import local_weights
+from dml_nb.training.networks import local_weights
 from dml_nb.experiments import interval
 from dml_nb.training import metric_dataloaders, metric_learner
 from dml_nb.losses import MultiSimilarity

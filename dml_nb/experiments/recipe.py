@@ -48,7 +48,7 @@ from ..losses import (
 from ..losses.catalogue import LOSSES, Entry, is_own
 from ..losses.dro import BinomialPair, MarginPair
 from ..training import callbacks
-from ..training.embedding import BODIES, SMALL, is_timm
+from ..training.networks import BODIES, SMALL, is_timm
 from ..training.learner import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
 from ..transport import MMD, SinkhornDivergence, Wasserstein

@@ -29,7 +29,9 @@ from ..support.results import code_hash, machine, versions
 from ..data.images import ImageSet
 from .recipe import Recipe, load_images, own_module, set_fields
 from ..losses.catalogue import is_own
-from ..training.embedding import Features, create_embedder, small_convnet
+from ..training.embedding import create_embedder
+from ..training.features import Features
+from ..training.networks import small_convnet
 
 # %% ../../nbs/61_experiments.store.ipynb #1df74168
 def recipe_body(

@@ -44,9 +44,9 @@ from ..data.readers import class_of
 from ..data.sources import load_data, options_of
 from ..data.splits import split_by_class, split_by_image
 from ..data.transforms import crop_and_flip
-from ..training.embedding import (
-    BODIES, SMALL, Embedder, Pictures, create_embedder, is_timm, load_embedder, local_weights,
-    rebuilt, save_embedder, tensor_bytes)
+from ..training.embedding import Embedder, Pictures, create_embedder
+from ..training.features import load_embedder, rebuilt, save_embedder, tensor_bytes
+from ..training.networks import BODIES, SMALL, is_timm, local_weights
 from .index import EmbeddingIndex, index_of_pictures
 from ..data.transforms import jitter_images
 from ..training.learner import metric_dataloaders, metric_learner

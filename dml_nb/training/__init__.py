@@ -2,10 +2,8 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    'embedding': [
-        'Embedder', 'Features', 'create_embedder', 'load_embedder', 'save_embedder',
-        'small_convnet',
-    ],
+    'embedding': ['Embedder', 'create_embedder'],
+    'features': ['Features', 'load_embedder', 'save_embedder'],
     'learner': ['metric_dataloaders', 'metric_learner'],
     'callbacks': [
         'AdaptedTripletCallback', 'CITCallback', 'DROCallback', 'DiscrepancyCallback',
@@ -13,5 +11,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     ],
     'memory': ['CrossBatchMemory', 'GradientCache', 'Temperature'],
     'distribution': ['distributed'],
+    'networks': ['small_convnet'],
     'recovery': ['Checkpoints'],
 })

@@ -25,7 +25,8 @@ from dml_nb.search.everyday import (
 from dml_nb.search import EmbeddingIndex
 from dml_nb.search.index import _INDEX
 from dml_nb.training.learner import MetricLearner
-from dml_nb.losses import MultiSimilarity, ProxyAnchor
+from dml_nb.losses import Contrastive, MultiSimilarity, ProxyAnchor
+from dml_nb.weighting import from_function
 
 pytestmark = pytest.mark.usefixtures('one_thread')
 
@@ -547,3 +548,36 @@ def test_what_a_stopped_fresh_start_left_counts_for_nothing(vectors, tmp_path, m
         train_small(vectors, tmp_path, tell=tell, **settings)
     assert seen[1][1]['done'] < .5                      # from the first step
     assert not (tmp_path/'embedder'/'embedder.json').exists()
+
+
+class Scaled(torch.nn.Module):
+    "A loss of somebody's own, which does not print its setting"
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.loss = MultiSimilarity()
+
+    def forward(self, z, labels):
+        return self.scale * self.loss(z, labels)
+
+
+@pytest.mark.parametrize('losses', [
+    (from_function(lambda S, pos, neg: (S * neg).sum(1) - (S * pos).sum(1)),
+     from_function(lambda S, pos, neg: (S * neg).sum(1) - 5 * (S * pos).sum(1))),
+    (Scaled(1.), Scaled(2.)),
+    (Contrastive(), Contrastive(normalize=False)),
+], ids=['function', 'module', 'normalize'])
+def test_losses_that_print_the_same_are_not_the_same_training(losses, vectors, tmp_path):
+    settings = dict(out=tmp_path, epochs=1, classes=4, per_class=2)
+    record = train_embedder(vectors, loss=losses[0], **settings)
+    again = train_embedder(vectors, loss=losses[0], **settings)
+    assert again['embedder'] == record['embedder']
+    with pytest.raises(ValueError, match='holds one with loss'):
+        train_embedder(vectors, loss=losses[1], **settings)
+
+
+def test_a_damaged_record_is_named_when_it_should_say_what_was_held_back(vectors, tmp_path):
+    for text in ('{}', '[', '[]', '{"settings": {"data": 3}}'):
+        (tmp_path/'training.json').write_text(text)
+        with pytest.raises(ValueError, match='training.json: expected a record of training'):
+            held_back_of(tmp_path, vectors)

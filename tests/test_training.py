@@ -20,7 +20,7 @@ from PIL import Image
 from torch import nn
 
 from dml_nb.experiments import Recipe, compare, run, store, trial
-from dml_nb.experiments.recipe import make_loss
+from dml_nb.experiments.recipe import class_count, make_loss
 from dml_nb.training import MultiSimilarityCallback
 from dml_nb.proof import test_same as same
 from dml_nb.data import ImageSet, load_data, split_by_class
@@ -267,6 +267,13 @@ def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
     del first['seconds'], again['seconds']
     assert first == again and first['device'] == 'cpu'
     assert first['trained'] != first['untrained']
+
+
+def test_the_unlabelled_are_no_class():
+    "Neither for how many classes there are, nor for the share of them that validates"
+    some = load_data('digits').subset(range(60))
+    unlabelled = ImageSet(some.images(range(60)).numpy(), np.where(some.labels < 3, -1, some.labels))
+    assert class_count(some) == 10 and class_count(unlabelled) == 7
 
 
 def test_what_a_recipe_says_of_another_librarys_loss_is_what_it_gets():

@@ -420,9 +420,12 @@ def masks_of(self:Batch, lo, hi):
         found = tuple(mask[lo:hi] for mask in self.masks)
     else:
         y, y_ref = self.y[lo:hi, None], self.y_ref[None]               # (b, 1), (1, R)
-        same, both = y == y_ref, (y >= 0) & (y_ref >= 0)               # (b, R)
+        same = y == y_ref                                              # (b, R)
+        there = y_ref >= 0
+        is_all = self.alone and hi - lo == self.size
+        both = (there.T if is_all else y >= 0) & there
         pos, neg = both & same, both > same
-        if self.alone and hi - lo == self.size:
+        if is_all:
             found = pos.fill_diagonal_(False), neg
         else:
             other = self.own[lo:hi, None] != torch.arange(self.columns, device=self.device)

@@ -113,7 +113,7 @@ def gradients_by_operator(loss, x, r, batch, alone, to_x, to_r):
 
 
 def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
-    "The loss, ∂/∂z, ∂/∂ref (None without references)."
+    "The loss, ∂/∂z, ∂/∂ref, the last two None where they are not asked for."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
     way = gradients_in_graph if torch.compiler.is_compiling() else gradients

@@ -425,7 +425,7 @@ def masks_of(self:Batch, lo, hi):
         is_all = self.alone and hi - lo == self.size
         both = (there.T if is_all else y >= 0) & there
         pos, neg = both & same, both > same
-        if is_all:
+        if is_all and not torch.compiler.is_compiling():     # it would fix the size in a graph
             found = pos.fill_diagonal_(False), neg
         else:
             other = self.own[lo:hi, None] != torch.arange(self.columns, device=self.device)

@@ -44,7 +44,7 @@ def unit_rows(
     x = z / scale
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)             # at least 1, or denormal
     has_direction = norm >= 1
-    inverse = has_direction / norm.masked_fill(norm == 0, 1.)            # NaN for a NaN row
+    inverse = has_direction / norm.clamp(min=smallest)                   # NaN for a NaN row
     return x * inverse, inverse / scale
 
 # %% ../nbs/03_core.ipynb #98c74b5c
@@ -364,48 +364,144 @@ def without_self_pairs(triplets, own):
 
 
 class Batch:
-    "What the labels alone say, made once: who is positive to whom, how many pairs and triplets"
+    """Who is positive to whom, and how many pairs and triplets there are, as labels or masks say
+    it. An entry is made when it is first read."""
+    in_order = True      # whether `rows` counts from 0 to B - 1
+
     def __init__(
         self,
         y, y_ref, # (B,) and (R,) labels; None where masks say it all
-        own, # (B,) column of each anchor itself, -1: none
+        own=None, # (B,) column of each anchor itself, -1: none; None: all anchors are the references
         masks=None, # ((B, R) positives, (B, R) negatives)
         triplets=None, # explicit (a, p, n), each (T,)
     ):
-        self.y, self.y_ref, self.own, self.masks = y, y_ref, own, masks
-        self.triplets = without_self_pairs(triplets, own)
+        self.y, self.y_ref, self.masks = y, y_ref, masks
+        self.size, self.columns = (len(y), len(y_ref)) if masks is None else masks[0].shape
+        self.device = y.device if masks is None else masks[0].device
+        self.alone = own is None
+        self.made = {} if own is None else {'own': own}                # entries that were read
         self.choices = {}                               # what selections drew, see `Pairs.choice_of`
-        self.size = len(own)
-        self.rows = torch.arange(self.size, device=own.device)
-        if masks is None:
-            self.count_labels()
-        else:
-            positives, negatives = masks
-            self.columns = positives.shape[1]
-            self.n_pos = positives.sum(1, keepdim=True)                # (B, 1)
-            self.n_neg = negatives.sum(1, keepdim=True)                # (B, 1)
-        self.total_pos = self.n_pos.sum().double()
-        self.total_neg = self.n_neg.sum().double()
-        self.total_triplets = (self.n_pos * self.n_neg).sum().double()
+        self.triplets = None if triplets is None else without_self_pairs(triplets, self.own)
+
+    def once(self, name, make):
+        "An entry, made by `make()` when it is first read."
+        if name not in self.made:
+            self.made[name] = make()
+        return self.made[name]
+
+    @property
+    def own(self):
+        "(B,) the column of each anchor itself, -1: none."
+        return self.once('own', lambda: torch.arange(self.size, device=self.device))
+
+    @property
+    def rows(self):
+        "The anchors that blocks are cut from, in their order: all of them."
+        return self.once('rows', lambda: torch.arange(self.size, device=self.device))
+
+    @property
+    def n_rows(self):
+        return self.size
+
+# %% ../nbs/03_core.ipynb #0b10c4a1
+def one_block(
+    device:torch.device, # where S is
+) -> int: # similarities of a block where no size is set
+    "2^21 on a CPU (8 MB in float32), 2^28 on a GPU."
+    return 2**21 if device.type == 'cpu' else 2**28
 
 # %% ../nbs/03_core.ipynb #3205fb30
 @patch
-def count_labels(self:Batch):
-    "Positives and negatives of each anchor, by sorting the references' labels."
-    ranked, self.order = self.y_ref.sort(stable=True)              # (R,) class by class
-    self.columns = len(ranked)
-    self.start = torch.searchsorted(ranked, self.y)                # (B,)
-    end = torch.searchsorted(ranked, self.y, right=True)
-    self.width = end - self.start                                  # (B,) of the anchor's class
+def masks_of(self:Batch, lo, hi):
+    "(b, R) positives and (b, R) negatives of some rows."
+    if hi - lo == self.size and 'masks' in self.made:
+        return self.made['masks']
+    if self.masks is not None:
+        found = tuple(mask[lo:hi] for mask in self.masks)
+    else:
+        y, y_ref = self.y[lo:hi, None], self.y_ref[None]               # (b, 1), (1, R)
+        same = y == y_ref                                              # (b, R)
+        there = y_ref >= 0
+        is_all = self.alone and hi - lo == self.size
+        both = (there.T if is_all else y >= 0) & there
+        pos, neg = both & same, both > same
+        if is_all and not torch.compiler.is_compiling():     # it would fix the size in a graph
+            found = pos.fill_diagonal_(False), neg
+        else:
+            other = self.own[lo:hi, None] != torch.arange(self.columns, device=self.device)
+            found = pos & other, neg & other
+    if hi - lo == self.size:
+        self.made['masks'] = found
+    return found
+
+
+@patch(as_prop=True)
+def by_label(self:Batch):
+    "(R,) columns by class; (B,) where an anchor's class begins there; (B,) how many it has."
+    def make():
+        ranked, order = self.y_ref.sort(stable=True)
+        start = torch.searchsorted(ranked, self.y)
+        return order, start, torch.searchsorted(ranked, self.y, right=True) - start
+    return self.once('by_label', make)
+
+
+@patch
+def counts_by_label(self:Batch):
+    "Positives and negatives of each anchor where masks of all rows would be too large."
+    _, _, width = self.by_label
     has_own = self.own >= 0
     y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
-    self.own_same = has_own & (y_own == self.y)
-    self.own_other = has_own & (y_own != self.y)
-    labelled = (self.y_ref >= 0).sum()
-    n_pos = self.width - self.own_same.long()
-    n_neg = labelled - self.width - (self.own_other & (y_own >= 0)).long()
-    self.n_pos = ((self.y >= 0) * n_pos)[:, None]                  # (B, 1)
-    self.n_neg = ((self.y >= 0) * n_neg)[:, None]                  # (B, 1)
+    own_same = has_own & (y_own == self.y)
+    own_other = has_own & (y_own != self.y) & (y_own >= 0)
+    n_neg = (self.y_ref >= 0).sum() - width - own_other.long()
+    labelled = self.y >= 0
+    return (labelled * (width - own_same.long()))[:, None], (labelled * n_neg)[:, None]
+
+
+@patch
+def count(self:Batch, side):
+    "(B, 1) positives (0) or negatives (1) of each anchor."
+    is_small = self.size * self.columns <= one_block(self.device)
+    if is_small or self.masks is not None:
+        return self.masks_of(0, self.size)[side].sum(1, keepdim=True)
+    return self.once('counts', self.counts_by_label)[side]
+
+
+@patch(as_prop=True)
+def n_pos(self:Batch):
+    "(B, 1) positives of each anchor."
+    return self.once('n_pos', lambda: self.count(0))
+
+
+@patch(as_prop=True)
+def n_neg(self:Batch):
+    "(B, 1) negatives of each anchor."
+    return self.once('n_neg', lambda: self.count(1))
+
+
+@patch(as_prop=True)
+def total_pos(self:Batch):
+    "Ordered pairs of an anchor and a positive, in float64."
+    return self.once('total_pos', lambda: self.n_pos.sum(dtype=torch.float64))
+
+
+@patch(as_prop=True)
+def total_neg(self:Batch):
+    "Ordered pairs of an anchor and a negative, in float64."
+    return self.once('total_neg', lambda: self.n_neg.sum(dtype=torch.float64))
+
+
+@patch(as_prop=True)
+def total_triplets(self:Batch):
+    "Triplets of an anchor, a positive and a negative, in float64."
+    return self.once('total_triplets',
+                     lambda: (self.n_pos * self.n_neg).sum(dtype=torch.float64))
+
+
+@patch(as_prop=True)
+def start(self:Batch):
+    "(B,) where an anchor's class begins among the columns by class."
+    return self.by_label[1]
 
 # %% ../nbs/03_core.ipynb #b3ac7fdb
 class Pairs:
@@ -417,14 +513,35 @@ class Pairs:
         dtype:torch.dtype=torch.float32, # of S
         scratch:Scratch=None, # memory for the intermediate matrices
     ):
-        self.batch, self.lo, self.hi = batch, lo, hi
-        self.rows = batch.rows[lo:hi]                 # (b,) anchors
-        self.own = batch.own[self.rows]               # (b,) column of each anchor itself, -1: none
-        self.n_pos = batch.n_pos[self.rows].to(dtype) # (b, 1)
-        self.n_neg = batch.n_neg[self.rows].to(dtype) # (b, 1)
+        self.batch, self.lo, self.hi, self.dtype = batch, lo, hi, dtype
+        self.is_whole = batch.in_order and hi - lo == batch.size
         self.statistics = None                        # what the term gathered before
         self.scratch = Scratch() if scratch is None else scratch
         self.taken = self.scratch.used                # slots that hold S
+
+    def of_rows(self, entry):
+        "What the batch knows of these anchors, from an entry (B, ...)."
+        return entry if self.is_whole else entry[self.rows]
+
+    @property
+    def rows(self):
+        "(b,) these anchors."
+        return self.batch.rows if self.is_whole else self.batch.rows[self.lo:self.hi]
+
+    @property
+    def own(self):
+        "(b,) column of each anchor itself, -1: none."
+        return self.of_rows(self.batch.own)
+
+    @property
+    def n_pos(self):
+        "(b, 1) positives of each anchor."
+        return self.of_rows(self.batch.n_pos).to(self.dtype)
+
+    @property
+    def n_neg(self):
+        "(b, 1) negatives of each anchor."
+        return self.of_rows(self.batch.n_neg).to(self.dtype)
 
     def for_term(self, statistics):
         "This block for the next term: with its statistics, and the memory after S free again."
@@ -446,7 +563,7 @@ class Pairs:
         if self.batch.triplets is None:
             return None
         a, p, n = self.batch.triplets
-        if len(self.rows) == self.batch.size:
+        if self.is_whole:
             return a, p, n
         here = (a >= self.lo) & (a < self.hi)
         return a[here] - self.lo, p[here], n[here]
@@ -457,16 +574,13 @@ class MaskPairs(Pairs):
     compilation and for explicit pairs"""
     def __init__(self, batch, lo, hi, dtype=torch.float32, scratch=None):
         super().__init__(batch, lo, hi, dtype, scratch)
-        columns = torch.arange(batch.columns, device=self.own.device)
-        self.positive = columns.expand(hi - lo, -1)                    # (b, R) columns
-        if batch.masks is not None:
-            self.pos, self.neg = (mask[lo:hi] for mask in batch.masks)
-        else:
-            y = batch.y[lo:hi, None]                                   # (b, 1)
-            y_ref = batch.y_ref[None]                                  # (1, R)
-            pair = (self.own[:, None] != columns) & (y >= 0) & (y_ref >= 0)
-            self.pos = pair & (y == y_ref)
-            self.neg = pair & (y != y_ref)
+        self.pos, self.neg = batch.masks_of(lo, hi)
+
+    @property
+    def positive(self):
+        "(b, R) the column of each entry of P."
+        columns = torch.arange(self.batch.columns, device=self.batch.device)
+        return columns.expand(self.hi - self.lo, -1)
 
     def split(self, S, miner=None):
         "P (b, R): positives, +inf elsewhere. N (b, R): negatives, -inf elsewhere."
@@ -479,8 +593,11 @@ class MaskPairs(Pairs):
         return None
 
     def weights(self, Wp, Wn):
-        "W (b, R) from weights on positives and on negatives; where no pair is, they are dropped."
-        return torch.where(self.pos, Wp, 0.) + torch.where(self.neg, Wn, 0.)
+        """W (b, R) from weights on positives and on negatives (b, R), 0 where N is -inf; what stands
+        elsewhere in `Wp` is dropped."""
+        if self.batch.masks is None:
+            return torch.where(self.pos, Wp, Wn)
+        return torch.where(self.pos, Wp, 0.) + Wn                     # a named pair may be both
 
 
 @patch(as_prop=True)
@@ -493,20 +610,22 @@ class ListPairs(Pairs):
     "Positives as a short padded list per row, negatives as the whole row: no mask as large as S"
     def __init__(self, batch, lo, hi, dtype=torch.float32, scratch=None):
         super().__init__(batch, lo, hi, dtype, scratch)
-        start = batch.start[self.rows][:, None]       # (b, 1) where the anchor's class begins
-        skip = batch.skip[self.rows][:, None]         # (b, 1) its own place in it
-        width = batch.width[self.rows][:, None]       # (b, 1) images of its class
-        last = batch.columns - 1
-        place = torch.arange(max(1, max(batch.widths[lo:hi])), device=start.device)
-        inside = place.minimum((width - 1).clamp(min=0))
-        self.same = batch.order[(start + inside).clamp(max=last)]      # (b, w) its class, itself
-        self.classless = width == 0                                    # (b, 1) none of its class
-        self.some_classless = min(batch.widths[lo:hi]) == 0
-        counts = batch.counts[lo:hi]
-        place = place[:max(1, max(counts))]
-        self.positive = batch.order[(start + place + (place >= skip)).clamp(max=last)]   # (b, c)
-        self.absent = place >= batch.n_pos[self.rows]                  # (b, c) padding of the list
-        self.ragged = min(counts) < len(place)
+        lists, on_host = batch.lists, batch.lists.rows[lo:hi]
+        start = lists.start[on_host, None]            # (b, 1) where the anchor's class begins
+        width = lists.width[on_host, None]            # (b, 1) images of its class
+        counts = lists.n_pos[on_host, None]           # (b, 1)
+        place, last = np.arange(max(1, width.max())), batch.columns - 1
+        inside = np.minimum(place, np.maximum(width - 1, 0))
+        self.same = batch.here(lists.order[np.minimum(start + inside, last)])      # (b, w) its class, itself
+        self.some_classless = width.min() == 0
+        if self.some_classless:
+            self.classless = batch.here(width == 0)                    # (b, 1) none of its class
+        place = place[:max(1, counts.max())]
+        past_own = place >= lists.skip[on_host, None]                  # (b, c)
+        self.positive = batch.here(lists.order[np.minimum(start + place + past_own, last)])
+        self.ragged = counts.min() < len(place)
+        if self.ragged:
+            self.absent = batch.here(place >= counts)                  # (b, c) padding of the list
 
     def split(self, S, miner=None):
         """P (b, c): positives, +inf where there is none. N (b, R): negatives, -inf where there is
@@ -524,7 +643,7 @@ class ListPairs(Pairs):
             own = self.own[:, None]
             at = own.clamp(min=0)
             N.scatter_(1, at, N.gather(1, at).masked_fill_(own >= 0, -inf))
-        if len(self.batch.unlabelled):
+        if len(self.batch.lists.unlabelled):
             N.index_fill_(1, self.batch.unlabelled, -inf)
         return (P, N) if miner is None else miner.mine(P, N, self)
 
@@ -540,45 +659,94 @@ class ListPairs(Pairs):
         return Wn.scatter_add_(1, self.positive, Wp)
 
 # %% ../nbs/03_core.ipynb #7fa19eba
+class Lists:
+    "The same on the host, in numpy, where small arrays cost a third of what tensors do"
+    def __init__(
+        self,
+        y, y_ref, # (B,) and (R,) integers
+        own=None, # (B,) column of each anchor itself, -1: none; None: all anchors are the references
+        by_class:bool=True, # rows in the order of classes, not of the batch
+    ):
+        self.order = y_ref.argsort(kind='stable')     # (R,) columns class by class
+        ranked = y_ref[self.order]
+        self.start = np.searchsorted(ranked, y)       # (B,) where the anchor's class begins
+        self.width = np.searchsorted(ranked, y, 'right') - self.start  # (B,) how many it has
+        place = np.empty_like(self.order)             # (R,) of each reference in the order
+        place[self.order] = np.arange(len(y_ref))
+        if own is None:
+            own_same, own_elsewhere = True, False
+            own_place = place - self.start
+        else:
+            column = np.maximum(own, 0)
+            own_same = (own >= 0) & (y_ref[column] == y)
+            own_elsewhere = (own >= 0) & (y_ref[column] != y)
+            own_place = place[column] - self.start
+            self.own_labelled = own_elsewhere & (y_ref[column] >= 0)
+        self.skip = np.where(own_same, own_place, len(y_ref))          # (B,) its place in its class
+        self.own_elsewhere = bool(np.any(own_elsewhere))
+        self.unlabelled = np.flatnonzero(y_ref < 0)
+        labelled = y >= 0
+        self.n_pos = np.where(labelled, self.width - own_same, 0)      # (B,)
+        n_neg = len(y_ref) - len(self.unlabelled) - self.width
+        if self.own_elsewhere:
+            n_neg = n_neg - self.own_labelled
+        self.n_neg = np.where(labelled, n_neg, 0)     # (B,)
+        if by_class:
+            self.rows = y.argsort(kind='stable')[len(y) - np.count_nonzero(labelled):]
+        else:
+            self.rows = np.flatnonzero(labelled)      # anchors that are in a pair
+
+
 class ListBatch(Batch):
-    """The same, with the labelled anchors ordered by class, so that a block can hold every row of
-    its classes; reads the labels on the host"""
+    """The same with lists, for the labelled anchors; ordered by class, a block can hold every row
+    of its classes. Reads the labels on the host."""
     view = ListPairs
 
-    def count_labels(self):
-        super().count_labels()
-        unlabelled_anchors = int((self.y < 0).sum())
-        self.rows = self.y.argsort(stable=True)[unlabelled_anchors:]
-        place = torch.empty_like(self.order)          # (R,) of each reference in the order
-        place.scatter_(0, self.order, torch.arange(self.columns, device=self.order.device))
-        own_place = place[self.own.clamp(min=0)] - self.start
-        self.skip = torch.where(self.own_same, own_place, self.columns)
-        self.widths = self.width[self.rows].tolist()
-        self.counts = self.n_pos[self.rows, 0].tolist()
-        self.unlabelled = (self.y_ref < 0).nonzero()[:, 0]
-        self.own_elsewhere = bool(self.own_other.any())
+    def __init__(self, y, y_ref, own=None, by_class=True):
+        super().__init__(y, y_ref, own)
+        on_host = y.cpu().numpy()
+        of_ref = on_host if y_ref is y else y_ref.cpu().numpy()
+        self.lists = Lists(on_host, of_ref, None if own is None else own.cpu().numpy(), by_class)
+        rows = self.lists.rows
+        self.in_order = len(rows) == len(y) and bool((rows[1:] > rows[:-1]).all())
+        self.widths = self.lists.width[rows].tolist()
+        self.own_elsewhere = self.lists.own_elsewhere
+
+    def here(self, array):
+        "A tensor on the device of the labels."
+        return torch.from_numpy(array).to(self.device)
+
+    @property
+    def rows(self):
+        "The labelled anchors, in the order of the blocks."
+        return self.once('rows', lambda: self.here(self.lists.rows))
+
+    @property
+    def n_rows(self):
+        return len(self.lists.rows)
+
+    @property
+    def unlabelled(self):
+        "Columns without a label."
+        return self.once('unlabelled', lambda: self.here(self.lists.unlabelled))
+
+    def count(self, side):
+        return self.here((self.lists.n_pos, self.lists.n_neg)[side][:, None])
 
 # %% ../nbs/03_core.ipynb #eb09b495
-def one_block(
-    device:torch.device, # where S is
-) -> int: # similarities of a block where no size is set
-    "2^21 on a CPU (8 MB in float32), 2^28 on a GPU."
-    return 2**21 if device.type == 'cpu' else 2**28
-
-
 def spans(
     batch:Batch, # the batch to cut
     block:int=None, # rows per block; None: 64 or more, about 2^21 similarities (8 MB) on a CPU
     indivisible:str='pair', # what no cut goes through: 'pair', 'class' or 'batch'
 ) -> list: # of (first row, last row + 1) in the order of `batch.rows`
     "Cut the anchors of a batch into blocks; without `block`, 2^28 similarities on a GPU."
-    n = len(batch.rows)
+    n = batch.n_rows
     if n == 0:
         return []
     if indivisible == 'batch':
         return [(0, n)]
     if block is None:
-        block = max(64, one_block(batch.own.device) // batch.columns)
+        block = max(64, one_block(batch.device) // batch.columns)
     if indivisible == 'pair':
         return [(lo, min(lo + block, n)) for lo in range(0, n, block)]
     cuts, end = [0], 0

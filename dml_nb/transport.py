@@ -290,7 +290,7 @@ def self_value(
     eps:float,
 ) -> Tensor: # float64
     "Sum of the dual values: f = ε log u for the rows and for the columns."
-    return eps * (2 * torch.xlogy(w, u) - u * Ku).double().sum()
+    return eps * (2 * torch.xlogy(w, u) - u * Ku).sum(dtype=torch.float64)
 
 
 def self_transport(

@@ -55,7 +55,9 @@ def keep_below(
 
 # %% ../nbs/04_weighting.ipynb #d53b2220
 def exp_(x:Tensor) -> Tensor: # of any shape, floating, overwritten
-    "$e^x = 2^{x/\\log 2}$ in place, without the detours of `exp` where it vanishes."
+    "$e^x = 2^{x/\\log 2}$ in place, on a CPU without the detours of `exp` where it vanishes."
+    if x.device.type != 'cpu':
+        return x.exp_()
     return x.mul_(1.4426950408889634).exp2_()
 
 # %% ../nbs/04_weighting.ipynb #d1129b80
@@ -66,7 +68,7 @@ def log_sum_exp(
     """$\\log(a + \\sum_j e^{x_j})$ of each row, $a$ being `plus`, and its derivatives
     $e^{x_j}/(a + \\sum_k e^{x_k})$, without overflow."""
     top = x.amax(1, keepdim=True)
-    top = top.clamp(min=0.) if plus else top.masked_fill(top == -inf, 0.)
+    top = top.clamp(min=0. if plus else torch.finfo(x.dtype).min)     # -inf in an empty row
     e = exp_(x.sub_(top))
     total = e.sum(1, keepdim=True)
     if plus:

@@ -20,10 +20,8 @@ from ..core import (
     Batch, ListBatch, as_labels, check_embeddings, explicit_pairs, unit_rows, widen)
 
 # %% ../../nbs/04_engine.inputs.ipynb #7d1bd153
-def own_columns(self_index, B, R, device, alone):
+def own_columns(self_index, B, R, device):
     "(B,) the column of each anchor itself, -1 for none."
-    if alone:
-        return torch.arange(B, device=device)
     if self_index is None:
         return torch.full((B,), -1, device=device)
     own = as_labels(self_index, B, device, name='self_index', missing='none')
@@ -33,11 +31,11 @@ def own_columns(self_index, B, R, device, alone):
     return own
 
 # %% ../../nbs/04_engine.inputs.ipynb #206a00e1
-def label_batch(loss, y, y_ref, own):
+def label_batch(loss, y, y_ref, own=None):
     "Lists where the labels may be read on the host or must be, masks elsewhere."
     must = loss.indivisible == 'class' or loss.reads_counts
-    if not torch.compiler.is_compiling() and (own.device.type == 'cpu' or must):
-        return ListBatch(y, y_ref, own)
+    if not torch.compiler.is_compiling() and (y.device.type == 'cpu' or must):
+        return ListBatch(y, y_ref, own, by_class=loss.indivisible != 'pair')
     return Batch(y, y_ref, own)
 
 # %% ../../nbs/04_engine.inputs.ipynb #a3a0d831
@@ -63,8 +61,9 @@ def make_batch(
         given = 'references' if tuples is None else 'tuples'
         raise ValueError(f'{name}: expected integer classes of one batch, with all rows of a '
                          f'class in it, got {given}')
-    own = own_columns(self_index, B, R, device, alone)
+    own = None if alone else own_columns(self_index, B, R, device)
     if tuples is not None:
+        own = torch.arange(B, device=device) if alone else own
         masks, triplets = explicit_pairs(tuples, B, R, device, own)
         return Batch(None, None, own, masks, triplets)
     if labels is None:
@@ -74,10 +73,11 @@ def make_batch(
     if y.dtype == torch.bool:
         if demanding is not None:
             raise ValueError(f'{name}: expected integer classes, got a boolean matrix')
+        own = torch.arange(B, device=device) if alone else own
         other = own[:, None] != torch.arange(R, device=device)
         return Batch(None, None, own, (y & other, ~y & other))
     if alone:
-        return label_batch(loss, y, y, own)
+        return label_batch(loss, y, y)
     if ref_labels is None:
         raise ValueError(f'ref_labels: expected one integer for each of the {R} references, got '
                          'none')

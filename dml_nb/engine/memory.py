@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core import Batch, Scratch, borrow_scratch, product, spans
-from .blocks import weighted_blocks
+from .blocks import add_terms, gather_statistics, weighted_blocks
 
 # %% ../../nbs/04_engine.memory.ipynb #70373e7b
 class WholeMemory(Scratch):
@@ -131,23 +131,45 @@ def gradient_of_own_batch(
     "As `gradient_by_blocks` for a batch with itself: all of W, then (W + Wᵀ) x."
     B = len(x)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
-    in_order = len(cuts) == 1 and torch.equal(batch.rows, torch.arange(B))
     memory = borrow_scratch(WholeMemory)
-    if not in_order:
-        all_weights = memory.take(x, (B, B))
-        if len(batch.rows) < B:
-            all_weights.zero_()
-    rows_of_S = maker_of_rows(loss, x if in_order else x[batch.rows], x, cuts, memory)
+    all_weights = memory.take(x, (B, B))
+    if batch.n_rows < B:
+        all_weights.zero_()
+    rows_of_S = maker_of_rows(loss, x[batch.rows], x, cuts, memory)
     for pairs, block_value, W in weighted_blocks(loss, rows_of_S, batch, cuts):
         value = value + block_value
-        if in_order:
-            dx = product_both_ways(W, x)         # while the memory of the block is its own
-        else:
-            all_weights.index_copy_(0, pairs.rows, W)
-    if not in_order:
-        dx = product_both_ways(all_weights, x)
+        all_weights.index_copy_(0, pairs.rows, W)
+    dx = product_both_ways(all_weights, x)
     memory.give_back()
     return value, dx, dx
+
+
+def gradient_of_one_block(
+    loss,
+    x:Tensor, r:Tensor, # (B, D), (R, D) unit rows
+    batch:Batch,
+    alone:bool, # r is x
+    to_x:bool, to_r:bool, # which gradients to compute
+    scratch:Scratch=None, # memory for S and what a formula writes; None: new
+) -> tuple: # as `gradient_by_blocks`
+    "The same where one block holds the batch in its own order: nothing is gathered or copied."
+    out = None if scratch is None else scratch.take(r, (len(x), len(r)))
+    S = product(x, r.T, out=out)
+    pairs = batch.view(batch, 0, batch.size, S.dtype, scratch)
+    terms = loss.terms
+    statistics = gather_statistics(terms, lambda: [(S, pairs)])
+    value, W = add_terms(terms, statistics, S, pairs)
+    if alone:
+        dx = both_ways(W, x) if to_x else None
+        return value, dx, dx
+    return value, W @ r if to_x else None, W.T @ x if to_r else None
+
+
+def both_ways(W, x):
+    "(W + Wᵀ) x by the way that is fastest here."
+    if x.device.type == 'cpu' and not torch.compiler.is_compiling():
+        return product_both_ways(W, x)
+    return (W + W.T) @ x
 
 # %% ../../nbs/04_engine.memory.ipynb #117e857c
 def keeps_weights(
@@ -165,6 +187,11 @@ def keeps_weights(
 def gradients(loss, x, r, batch, alone, to_x, to_r):
     "As `gradient_by_blocks`, all of W at once where that is faster."
     cuts = spans(batch, loss.block, loss.indivisible)
+    if len(cuts) == 1 and batch.in_order:
+        scratch = borrow_scratch()
+        found = gradient_of_one_block(loss, x, r, batch, alone, to_x, to_r, scratch)
+        scratch.give_back()
+        return found
     if alone and to_x and keeps_weights(loss, x, cuts):
         return gradient_of_own_batch(loss, x, batch, cuts)
     return gradient_by_blocks(loss, x, r, batch, alone, to_x, to_r, cuts)

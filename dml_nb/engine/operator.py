@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..core import Batch, full_precision, losses_by_number, one_block, product
-from .blocks import Together, add_terms, gather_statistics
+from ..core import Batch, full_precision, losses_by_number, one_block
+from .blocks import Together
 from .inputs import label_batch, tangent, unit_operands
-from .memory import gradients
+from .memory import gradient_of_one_block, gradients
 
 # %% ../../nbs/04_engine.operator.ipynb #3151ad69
 class KnownGradient(torch.autograd.Function):
@@ -32,8 +32,8 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         z, dz, ref, dref = ctx.saved_tensors
-        to_z = OnlyOnce.apply(g, z, dz)
-        to_ref = None if ref is None else OnlyOnce.apply(g, ref, dref)
+        to_z = None if dz is None else OnlyOnce.apply(g, z, dz)
+        to_ref = None if dref is None else OnlyOnce.apply(g, ref, dref)
         return None, to_z, None, to_ref, None
 
 
@@ -81,13 +81,14 @@ def gradients_by_number(
     losses = [losses_by_number[number].of_columns() for number in numbers]
     loss = losses[0] if len(losses) == 1 else AskedTogether(weights, losses)
     if labels:
-        batch = label_batch(loss, *labels, own)
+        batch = label_batch(loss, *labels, own) if r else label_batch(loss, labels[0], labels[0])
     else:
         batch = Batch(None, None, own, masks, tuple(triplets) or None)
     with torch.no_grad(), full_precision(x.device):
         value, dx, dr = gradients(loss, x, *(r or [x]), batch, not r, to_x, to_r)
     found = [value, dx, dr] if r else [value, dx]
-    return [t.contiguous() for t in found]
+    return [torch.zeros_like(like) if t is None else t.contiguous()
+            for t, like in zip(found, (value, x, *r))]
 
 
 @gradients_by_number.register_fake
@@ -99,15 +100,7 @@ def gradients_in_graph(loss, x, r, batch, alone, to_x, to_r):
     "The same while a compiler traces: the formula of one block, or else one operator."
     if loss.opaque or loss.block is not None or batch.size * batch.columns > one_block(x.device):
         return gradients_by_operator(loss, x, r, batch, alone, to_x, to_r)
-    S = product(x, r.T)
-    pairs = batch.view(batch, 0, batch.size, S.dtype)
-    terms = loss.terms
-    statistics = gather_statistics(terms, lambda: [(S, pairs)])
-    value, W = add_terms(terms, statistics, S, pairs)
-    if alone:
-        dx = (W + W.T) @ x
-        return value, dx, dx
-    return value, W @ r, W.T @ x
+    return gradient_of_one_block(loss, x, r, batch, alone, True, True)
 
 
 def gradients_by_operator(loss, x, r, batch, alone, to_x, to_r):
@@ -120,12 +113,12 @@ def gradients_by_operator(loss, x, r, batch, alone, to_x, to_r):
 
 
 def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
-    "The loss, ∂/∂z, ∂/∂ref (None without references)."
+    "The loss, ∂/∂z, ∂/∂ref, the last two None where they are not asked for."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
     way = gradients_in_graph if torch.compiler.is_compiling() else gradients
     value, dx, dr = way(loss, x, r, batch, alone, to_z, to_z if alone else to_ref)
     poison = 0. * (x.sum() if alone else x.sum() + r.sum())            # 0 or NaN
-    dz = tangent(dx, x, x_inverse).add_(poison)
-    dref = None if alone else tangent(dr, r, r_inverse).add_(poison)
+    dz = tangent(dx, x, x_inverse).add_(poison) if to_z else None
+    dref = tangent(dr, r, r_inverse).add_(poison) if to_ref else None
     return (value + poison).to(x.dtype), dz, dref

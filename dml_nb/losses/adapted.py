@@ -137,7 +137,7 @@ class SelectionBias(PairLoss):
         there = P < inf                                                # (b, c)
         a = self.lam**.5 * pairs.statistics                            # (B,)
         Wp = (a[pairs.rows, None] * a[pairs.positive]).to(S.dtype).mul_(there)
-        value = (Wp * P.masked_fill_(~there, 0.)).double().sum()
+        value = (Wp * P.masked_fill_(~there, 0.)).sum(dtype=torch.float64)
         value = value + a[pairs.rows].square().sum()                   # S_ii = 1
         return value, pairs.weights(Wp, N.zero_())
 

@@ -79,7 +79,7 @@ class SupCon(PairLoss):
             w_pos += softmax_pos - there / pairs.n_pos.clamp(min=1)
         anchors = (pairs.batch.n_pos > 0).sum().clamp(min=1)
         share = (pairs.batch.total_neg > 0).double() / anchors
-        value = (softplus(x, threshold=30) + constant).double().sum() * share
+        value = (softplus(x, threshold=30) + constant).sum(dtype=torch.float64) * share
         share = share / self.temperature
         return value, pairs.weights(w_pos.mul_(share), softmax_neg.mul_(r * share))
 
@@ -108,7 +108,7 @@ class Circle(PairLoss):
         of_neg, softmax_neg = log_sum_exp(near)                          # (b, 1), (b, R)
         x = of_pos + of_neg                                              # -inf: a side is missing
         B = pairs.batch.size
-        value = softplus(x, threshold=30).double().sum() / B
+        value = softplus(x, threshold=30).sum(dtype=torch.float64) / B
         r = x.sigmoid().mul_(self.gamma / B)
         return value, pairs.weights(softmax_pos.mul_(pull).mul_(-r), softmax_neg.mul_(push).mul_(r))
 
@@ -150,7 +150,7 @@ def gather(self:IntraPairVariance, S, pairs, gathered):
         kinds = P.masked_fill(P == inf, 0.), N.masked_fill(N == -inf, 0.)
     else:
         kinds = self.brackets(S, pairs)
-    sums = torch.stack([kind.double().sum() for kind in kinds])
+    sums = torch.stack([kind.sum(dtype=torch.float64) for kind in kinds])
     return sums if gathered is None else gathered + sums
 
 
@@ -207,7 +207,7 @@ class TupletMargin(PairLoss):
         x = (against - self.scale * eased).masked_fill(absent, -inf)     # -inf: a side is missing
         n = (pairs.batch.n_pos * (pairs.batch.n_neg > 0)).sum().clamp(min=1)
         r = x.sigmoid().mul_(self.scale).div_(n)                         # (b, c) a negative wins
-        value = softplus(x, threshold=30).double().sum() / n
+        value = softplus(x, threshold=30).sum(dtype=torch.float64) / n
         return value, pairs.weights(-r * slope, softmax.mul_(r.sum(1, keepdim=True)))
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e6ea4c28
@@ -226,7 +226,7 @@ def charge(
     near = (beta + margin - d_neg).clamp_(min=0)
     T = pairs.batch.total_triplets.clamp(min=1)
     weight_pos, weight_neg = pairs.n_neg / T, pairs.n_pos / T            # (b, 1)
-    value = (weight_pos * far).double().sum() + (weight_neg * near).double().sum()
+    value = (weight_pos * far).sum(dtype=torch.float64) + (weight_neg * near).sum(dtype=torch.float64)
     far.sign_().mul_(weight_pos)
     near.sign_().mul_(weight_neg)
     by_beta = near.sum(1, keepdim=True) - far.sum(1, keepdim=True)
@@ -433,7 +433,7 @@ def value_and_weights(self:CentroidTriplet, S, pairs):
     w_pos = (of_class[slot] - own - by_anchor[pairs.positive]) / k**2 - pulls
     pushes = hinges.sign() * (2 / sizes.clamp(min=1))                # (b, B) by slot
     w_neg = pushes.gather(1, batch.start.expand(len(S), -1))         # (b, B) by image
-    return hinges.double().sum() / T, pairs.weights(w_pos.div_(T), w_neg.div_(T))
+    return hinges.sum(dtype=torch.float64) / T, pairs.weights(w_pos.div_(T), w_neg.div_(T))
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):
@@ -453,7 +453,7 @@ class SigLIP(PairLoss):
         far = P.mul_(-self.scale).sub_(self.bias)                        # (b, c), -inf: no pair
         near = N.mul_(self.scale).add_(self.bias)                        # (b, R), -inf: no pair
         B = pairs.batch.size
-        value = softplus(far, threshold=30).double().sum() / B
-        value = value + softplus(near, threshold=30).double().sum() / B
+        value = softplus(far, threshold=30).sum(dtype=torch.float64) / B
+        value = value + softplus(near, threshold=30).sum(dtype=torch.float64) / B
         share = self.scale / B
         return value, pairs.weights(far.sigmoid_().mul_(-share), near.sigmoid_().mul_(share))

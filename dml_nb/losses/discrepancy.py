@@ -125,8 +125,8 @@ def kernel_classes(
     far, slope_far = divergence.evaluate(d2_far, equal)             # (b, R)
     near, slope_near = divergence.evaluate(d2_near, equal)          # (b, c)
     own = divergence.evaluate(S.new_zeros(1))[0] * C_same * (q[rows] > 0)   # (b, 1) with itself
-    value = (far.mul_(C_apart).double().sum() + (near * C_same).double().sum()
-             + own.double().sum())
+    value = (far.mul_(C_apart).sum(dtype=torch.float64) + (near * C_same).sum(dtype=torch.float64)
+             + own.sum(dtype=torch.float64))
     W_near = slope_near.mul_(C_same).mul_(2)                        # d‖u - v‖²/dS = -2
     W_far = slope_far.mul_(C_apart).mul_(2)
     return -value, pairs.weights(W_near, W_far)

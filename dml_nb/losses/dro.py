@@ -173,7 +173,7 @@ def drawn(
     at = torch.searchsorted(edges, here, right=True).clamp(max=len(edges) - 1)
     shares = torch.zeros_like(edges).scatter_add_(0, at, inside.double() / len(numbers))
     shares = shares.to(losses.dtype).view(len(masses[0]), -1)
-    value = torch.where(inside, losses[at], 0.).double().sum() / len(numbers)
+    value = torch.where(inside, losses[at], 0.).sum(dtype=torch.float64) / len(numbers)
     return value, [part.contiguous() for part in shares.split([m.shape[1] for m in masses], 1)]
 
 
@@ -419,7 +419,7 @@ class DROKLGrouped(PairLoss):
             v, p = log_mean_exp(x, members, float(has_pseudo), flat=gamma > 1)
             there = anything if has_pseudo else n > 0
             terms = c + gamma * v                                        # Eqs. (6), (22)
-            value = value + terms.masked_fill(~there, 0.).double().sum()
+            value = value + terms.masked_fill(~there, 0.).sum(dtype=torch.float64)
             weights.append(p.mul_(slope))                                # Eqs. (18), (24)
         return value, pairs.weights(*weights)
 

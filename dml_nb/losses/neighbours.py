@@ -53,7 +53,7 @@ def n_pairs(
     against, softmax = log_sum_exp(N.mul_(scale))                   # (b, 1), (b, R)
     x = against - P.mul_(scale)                                     # (b, c), -inf: a side missing
     r = x.sigmoid().mul_(scale).div_(n)                             # (b, c) a negative wins
-    value = softplus(x, threshold=30).double().sum() / n
+    value = softplus(x, threshold=30).sum(dtype=torch.float64) / n
     return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
 
 # %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
@@ -75,5 +75,5 @@ class NCA(PairLoss):
         wrong, softmax_neg = log_sum_exp(N.mul_(self.scale))        # (b, 1), (b, R)
         x = (wrong - right).masked_fill(right == -inf, -inf)        # (b, 1), -inf: a side missing
         r = x.sigmoid().mul_(self.scale)                            # (b, 1) a wrong neighbour
-        value = softplus(x, threshold=30).double().sum()
+        value = softplus(x, threshold=30).sum(dtype=torch.float64)
         return value, pairs.weights(softmax_pos.mul_(-r), softmax_neg.mul_(r))

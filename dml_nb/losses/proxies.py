@@ -246,7 +246,7 @@ class ClassSoftmax(PairLoss):
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
         x = (wrong - self.scale * eased).masked_fill(y < 0, -inf)        # of a wrong class
         items = (pairs.batch.n_pos > 0).sum().clamp(min=1).double()
-        value = softplus(x, threshold=30).double().sum() / items
+        value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
         r = x.sigmoid().mul_(self.scale / items)
         W = softmax.mul_(r).scatter_(1, at, -r * slope)
         return value, W if slopes is None else (slopes * W[:, :, None]).flatten(1)
@@ -394,7 +394,7 @@ class AnchorSums(PairLoss):
         near, w_neg = log_sum_exp(N.add_(self.margin).mul_(self.alpha), 1.)  # (b, 1), (b, R)
         with_pos = (pairs.batch.n_pos > 0).sum().clamp(min=1).double()
         B = pairs.batch.size
-        value = far.double().sum() / with_pos + near.double().sum() / B
+        value = far.sum(dtype=torch.float64) / with_pos + near.sum(dtype=torch.float64) / B
         return value, pairs.weights(w_pos.mul_(-self.alpha / with_pos), w_neg.mul_(self.alpha / B))
 
 # %% ../../nbs/25_losses.proxies.ipynb #265afd78

@@ -51,7 +51,7 @@ def hinge_few(
             torch.sum(active, 1, out=met[here, r])
             if r:
                 counted.add_(active)
-    return value.double().sum(), met, count
+    return value.sum(dtype=torch.float64), met, count
 
 # %% ../../nbs/18_losses.triplet.ipynb #70b712e5
 def hinge_sorted(
@@ -65,8 +65,8 @@ def hinge_sorted(
     by_count = N.new_zeros(len(P), P.shape[1] + 1)    # (b, c + 1) negatives by how many they meet
     by_count.scatter_add_(1, k, torch.ones_like(count))
     met = by_count.flip(1).cumsum(1).flip(1)[:, 1:]   # rank r is met by those with k > r
-    gained = (N.masked_fill_(k == 0, 0) * count).double().sum()
-    lost = (ranked.masked_fill(met == 0, 0) * met).double().sum()
+    gained = (N.masked_fill_(k == 0, 0) * count).sum(dtype=torch.float64)
+    lost = (ranked.masked_fill(met == 0, 0) * met).sum(dtype=torch.float64)
     return gained - lost, torch.empty_like(P).scatter_(1, order, met), count
 
 # %% ../../nbs/18_losses.triplet.ipynb #ae850dbb
@@ -81,7 +81,7 @@ def hinge_listed(
     W = torch.zeros_like(S)
     W.index_put_((a, n), active, accumulate=True)
     W.index_put_((a, p), -active, accumulate=True)
-    return gap.double().sum(), W
+    return gap.sum(dtype=torch.float64), W
 
 # %% ../../nbs/18_losses.triplet.ipynb #1ac0a3e2
 class Triplet(PairLoss):
@@ -324,7 +324,7 @@ class BatchHard(PairLoss):
         w = gap.sign() / pairs.batch.size
         Wp = P.zero_().scatter_(1, p, -w)
         Wn = N.zero_().scatter_(1, n, w)
-        return gap.double().sum() / pairs.batch.size, pairs.weights(Wp, Wn)
+        return gap.sum(dtype=torch.float64) / pairs.batch.size, pairs.weights(Wp, Wn)
 
 # %% ../../nbs/18_losses.triplet.ipynb #c734faac
 class HAP2S(PairLoss):
@@ -363,5 +363,5 @@ class HAP2S(PairLoss):
         far = N.sum(1, keepdim=True)                      # (b, 1) S̄⁻
         gap = (far - near + self.margin).clamp(min=0) * both           # Qi et al. 2020, eq. 29
         w = gap.sign() / pairs.batch.size
-        value = gap.double().sum() / pairs.batch.size
+        value = gap.sum(dtype=torch.float64) / pairs.batch.size
         return value, pairs.weights(q_pos.mul_(-w), q_neg.mul_(w))

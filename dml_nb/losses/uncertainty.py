@@ -42,12 +42,12 @@ def bounded(setting):
 def number_where(compare, losses, threshold):
     "How many entries compare so with the threshold: ones and zeros, summed row by row."
     ones = compare(losses, threshold, out=torch.empty_like(losses))
-    return ones.sum(-1).double().sum()
+    return ones.sum(-1).sum(dtype=torch.float64)
 
 
 def totals(*terms):
     "The sum of each term: each row in the precision of the term, the rows in float64."
-    return torch.stack([term.sum(-1).double().sum() for term in terms])
+    return torch.stack([term.sum(-1).sum(dtype=torch.float64) for term in terms])
 
 
 def check_list(losses, valid, positive):

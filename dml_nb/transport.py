@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from .core import check_embeddings, device_is_read, full_precision, inf, widen
-from .support.validate import check_number
-from .support.validate import check_choice, check_flag
+from .support.validate import check_choice, check_flag, check_number
 from .engine.operator import OnlyOnce
 from .weighting import settings
 

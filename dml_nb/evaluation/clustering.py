@@ -28,10 +28,9 @@ from sklearn.metrics import (
 from torch import Tensor
 
 from ..core import check_embeddings, unit
-from ..support.validate import check_number
+from ..support.validate import check_choice, check_number
 from ..losses import nearest_class_mean as nearest_mean_of_references
 from .retrieval import as_ids, distinct
-from ..support.validate import check_choice
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #d47466ee
 def _rows(

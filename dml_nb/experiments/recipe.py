@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from .. import DEFAULT_LOSS
-from ..support.validate import check_number
+from ..support.validate import check_choice, check_flag, check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
 from ..data.images import ImageSet
@@ -44,7 +44,8 @@ from ..data.sources import load_data, name_and_path
 from ..data.splits import split_by_class, split_by_image
 from ..data.transforms import turn_classes
 from ..losses import (
-    DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard, SemiHardPairs)
+    DistanceWeighted, HardTriplets, MultiSimilarityMiner, RandomTriplets, SemiHard,
+    SemiHardPairs)
 from ..losses.catalogue import LOSSES, Entry, is_own
 from ..losses.dro import BinomialPair, MarginPair
 from ..training import callbacks
@@ -52,7 +53,6 @@ from ..training.networks import BODIES, SMALL, is_timm
 from ..training.learner import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
 from ..transport import MMD, SinkhornDivergence, Wasserstein
-from ..support.validate import check_choice, check_flag
 
 # %% ../../nbs/60_experiments.recipe.ipynb #653f6a7e
 #: Objects that a loss takes, by parameter and name.

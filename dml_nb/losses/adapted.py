@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core import as_labels, check_embeddings, full_precision, inf, plain, unit
-from ..support.validate import check_number
+from ..support.validate import check_number, check_object
 from .triplet import Selection, SemiHard, Triplet, similarity_blocks
-from ..support.validate import check_object
 from ..engine.inputs import check_operands
 from ..weighting import PairLoss, Sum, settings
 

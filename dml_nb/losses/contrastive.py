@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from ..core import Pairs, as_labels, inf, meet_classes, places_of_classes, unit, widen
-from ..support.validate import check_number
+from ..support.validate import check_flag, check_number
 from .neighbours import n_pairs
-from ..support.validate import check_flag
 from ..engine.inputs import as_peers_call, check_operands
 from ..weighting import PairLoss, log_sum_exp
 

@@ -24,11 +24,11 @@ from fastcore.basics import patch
 from torch import Tensor
 from torch.nn.functional import softplus, threshold
 
-from ..support.validate import check_number
+from ..support.validate import (
+    check_choice, check_flag, check_generator, check_number, check_object)
 from .uncertainty import (
     ChiSquareBall, KLBall, KLPenalty, Named, PhiBall, Simplex, TopK, TopKPN, UncertaintySet,
     Uniform, VariancePenalty, bounded)
-from ..support.validate import check_choice, check_flag, check_generator, check_object
 from ..weighting import Miner, PairLoss, check_miner, inf, log_sum_exp
 
 # %% ../../nbs/17_losses.dro.ipynb #9894f67c

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core import ListPairs, Pairs, Scratch, inf
-from ..support.validate import check_number
+from ..support.validate import check_flag, check_number
 from .contrastive import root
-from ..support.validate import check_flag
 from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/24_losses.ranking.ipynb #77228a71

@@ -21,9 +21,8 @@ from fastcore.basics import patch
 from torch import Tensor
 
 from ..core import Pairs, Scratch, full_precision, inf, product, spans
-from ..support.validate import check_number
+from ..support.validate import check_choice, check_generator, check_number, check_object
 from .uncertainty import bounded
-from ..support.validate import check_choice, check_generator, check_object
 from ..engine.inputs import check_operands, unit_operands
 from ..weighting import PairLoss, log_sum_exp, settings
 

@@ -44,12 +44,11 @@ from ..data.images import ImageSet, small_jpeg
 from ..data.readers import class_of
 from ..data.sources import load_data, options_of
 from ..data.splits import split_by_class, split_by_image
-from ..data.transforms import crop_and_flip
+from ..data.transforms import crop_and_flip, jitter_images
 from ..training.embedding import Embedder, Pictures, create_embedder
 from ..training.features import load_embedder, rebuilt, save_embedder, tensor_bytes
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
 from .index import EmbeddingIndex, index_of_pictures
-from ..data.transforms import jitter_images
 from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
 from ..training.recovery import Checkpoints, remove_checkpoints

@@ -42,14 +42,13 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from ..core import as_labels, check_embeddings, full_precision, similarities, unit
-from ..support.validate import check_number
+from ..support.validate import check_flag, check_number
 from ..losses import (
-    CIT, AdaptedTriplet, ClassDiscrepancy, DRO, DROKLGrouped, DROTopK, MultiSimilarity,
+    CIT, DRO, AdaptedTriplet, ClassDiscrepancy, DROKLGrouped, DROTopK, MultiSimilarity,
     MultiSimilarityMiner, SelectionBias, class_ratio, concordance, semi_matching_loss)
 from ..losses.adapted import class_means
 from ..plots import BLUE, GREEN, INK, NEGATIVE, POSITIVE, small_png, style
 from ..transport import Wasserstein
-from ..support.validate import check_flag
 from ..weighting import Kept, PairLoss, Sum, arguments, generators_of, generators_of_device
 
 # %% ../../nbs/52_training.callbacks.ipynb #705954fc

@@ -37,9 +37,8 @@ if distributed.is_available():
     import torch.distributed.nn
 
 from ..core import as_labels, check_embeddings, unit
-from ..support.validate import check_number
+from ..support.validate import check_choice, check_flag, check_number, check_object
 from .embedding import evaluating
-from ..support.validate import check_choice, check_flag, check_object
 from ..engine.inputs import as_peers_call, demanding_term
 
 # %% ../../nbs/53_training.memory.ipynb #70beb577

@@ -40,10 +40,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from ..support.storage import Store, hash_of, named, read_files, write_atomically
-from ..support.validate import check_number
+from ..support.validate import check_flag, check_number
 from .distribution import as_one, gather_texts, place
 from .learner import ClassBatchDL
-from ..support.validate import check_flag
 from ..weighting import generators_of, printed
 
 # %% ../../nbs/55_training.recovery.ipynb #6c5c0cdf

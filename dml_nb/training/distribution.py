@@ -204,9 +204,9 @@ def fingerprint(
 # %% ../../nbs/54_training.distribution.ipynb #95e30848
 fact_names = [
     'rows', 'tuples', 'tuples of negatives', 'gradient of z', 'gradient of ref',
-    'loss', 'z: number of columns', 'z: dtype', 'z: type of device', 'ref, ref_labels',
-    'labels: kind', 'self_index: given or not', 'tuples: number of tensors',
-    'generator: number and kind']
+    'loss', 'number of columns of z', 'dtype of z', 'device of z', 'ref, ref_labels',
+    'kind of labels', 'whether self_index is given', 'number of tensors in tuples',
+    'generators']
 free_to_differ = 5          # the first of them
 
 

@@ -10,6 +10,7 @@ import resource
 import shutil
 from difflib import unified_diff
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 import pytest
@@ -33,12 +34,15 @@ def clone(tmp_path):
 
 
 @pytest.fixture
-def environment(tmp_path):
-    "A reader's, who has this package, no data set and no GPU, and measures nothing"
+def environment():
+    """A reader's, who has this package, no data set and no GPU, and measures nothing
+
+    Its folder for temporary files is not in pytest's: the path of a socket, which the workers of a
+    `DataLoader` open there, must not exceed 107 characters, and without one they wait for ever."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith('DML_NB_')}
-    (tmp_path/'tmp').mkdir()
-    return kept | dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', PYTHONPATH=str(root),
-                       TMPDIR=str(tmp_path/'tmp'))
+    with TemporaryDirectory() as folder:
+        yield kept | dict(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', PYTHONPATH=str(root),
+                          TMPDIR=folder)
 
 
 def contents(folder):

@@ -2,7 +2,11 @@
 
 Modules:
 
-- `dml_nb.cli`: `dml`: from a folder of pictures to a search, and losses against each other, in one line each.
+- `dml_nb.cli.base`: `dml`: what all its commands share: help, one line for a mistake, checks before any work.
+- `dml_nb.cli.experiments`: `dml compare` and `dml bench`: losses against each other, in accuracy and in time.
+- `dml_nb.cli.models`: `dml train`, `evaluate` and `embed`: from a folder of pictures to vectors.
+- `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
+- `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint

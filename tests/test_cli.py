@@ -648,7 +648,7 @@ def test_ctrl_c_in_the_first_epoch(drawings, tmp_path, dml, monkeypatch, steps, 
             raise KeyboardInterrupt
 
     seen, words = [], train_words(drawings, tmp_path, '--classes', 2, '--per-class', 2)
-    monkeypatch.setattr('dml_nb.cli.Teller.__call__', stop)
+    monkeypatch.setattr('dml_nb.cli.models.Teller.__call__', stop)
     said = dml(*words)
     assert said.returncode == 130 and kept in said.stderr.splitlines()[-1]
     assert not (tmp_path/'embedder').exists() and 'epoch' not in seen

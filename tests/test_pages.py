@@ -45,8 +45,8 @@ def code_cells(page):
 
 @cache
 def module_pages():
-    "{module: name of its page}; what gathers the losses counts as the last loss page"
-    found = {'dml_nb': '', 'dml_nb.losses': '28_losses'}
+    "{module: name of its page}; what gathers losses or commands counts as the last page of them"
+    found = {'dml_nb': '', 'dml_nb.losses': '28_losses', 'dml_nb.cli': '68_cli.papers'}
     for page in pages:
         for source, *_ in code_cells(page):
             if named := re.search(r'^#\|\s*default_exp\s+(\S+)', source, re.M):

@@ -127,7 +127,8 @@ def begin_work(
 ) -> Shelf: # for all runs of this call in this process
     "Ctrl-C is the parent's to answer, and a process that it started ends with it."
     if call not in _shelves:
-        if os.getppid() == parent:                          # not on a cluster
+        if os.getppid() == parent and threading.current_thread() is threading.main_thread():
+            # not on a cluster, whose own processes see to this
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             threading.Thread(target=end_with, args=[parent], daemon=True).start()
         _shelves.clear()

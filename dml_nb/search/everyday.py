@@ -34,6 +34,7 @@ from fastai.callback.core import Callback
 from fastai.callback.schedule import fit_one_cycle
 from fastai.callback.tracker import EarlyStoppingCallback, TrackerCallback
 from fastai.torch_core import default_device, no_random
+from joblib import Parallel, delayed, effective_n_jobs
 from torch import nn
 
 from .. import DEFAULT_LOSS
@@ -502,13 +503,12 @@ def held_back_of(
     return hold_back(images, held_out, seed)[1]
 
 # %% ../../nbs/58_search.everyday.ipynb #3ec1ffec
-def embed_readable(
+def embed_part(
     embedder:Embedder,
     files:list, # of paths
-    bs:int=64, # pictures at once
-    tell=None, # (files done, of all) -> None
-) -> tuple: # (N, dim) embeddings; which files they are of; {file: why it was left out}
-    "Embeddings of all files that are pictures. Raises `ValueError` if none is."
+    bs:int, # pictures at once
+) -> tuple: # tensors of rows; which files they are of; {file: why it was left out}
+    "Batch by batch, and one by one where a batch has a file that is no picture."
     rows, kept, skipped = [], [], {}
     for lo in range(0, len(files), bs):
         part = files[lo:lo + bs]
@@ -522,8 +522,28 @@ def embed_readable(
                     kept.append(file)
                 except (ValueError, OSError) as error:
                     skipped[file] = str(error)
+    return rows, kept, skipped
+
+
+def embed_readable(
+    embedder:Embedder,
+    files:list, # of paths
+    bs:int=64, # pictures at once
+    tell=None, # (files done, of all) -> None
+) -> tuple: # (N, dim) embeddings; which files they are of; {file: why it was left out}
+    """Embeddings of all files that are pictures; in the processes of a cluster where
+    `joblib.parallel_config` names one. Raises `ValueError` if none is."""
+    many = 1 if effective_n_jobs() == 1 else 16             # each part takes the network along
+    parts = [files[lo:lo + many * bs] for lo in range(0, len(files), many * bs)]
+    found = Parallel(return_as='generator')(
+        delayed(embed_part)(embedder, part, bs) for part in parts)
+    rows, kept, skipped = [], [], {}
+    for z, of, left_out in found:
+        rows += z
+        kept += of
+        skipped |= left_out
         if tell is not None:
-            tell(min(lo + bs, len(files)), len(files))
+            tell(len(kept) + len(skipped), len(files))
     if not rows:
         why = next(iter(skipped.values()), 'there are no files')
         raise ValueError(f'images: expected at least one picture, none could be read: {why}')

@@ -58,7 +58,8 @@ Modules:
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives
 - `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
-- `dml_nb.search.everyday`: Train on your own pictures, keep the best network, make an index, find like ones.
+- `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
+- `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found

@@ -25,7 +25,7 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, everyday
+from dml_nb.search import browser as pages, everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app, main
 from dml_nb.training import Embedder, create_embedder, save_embedder
@@ -516,7 +516,7 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     answer = dict(root='photos', pictures=9, skipped={'x.png': 'x.png is none'})
-    making = arriving(everyday, 'index_folder', answer)
+    making = arriving(folders, 'index_folder', answer)
     run = pressed('index')
     assert json.loads(run.stdout) == dict(answer, index='out')
     assert run.stderr == 'dml: left out x.png is none\n'
@@ -542,8 +542,8 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
         (tmp_path/f'{name}.png').write_bytes(b'')
     found = [dict(path='c.png', label='', similarity=.5)]
     answers = [dict(query=f'{name}.png', found=found) for name in 'ab']
-    searching = arriving(everyday, 'search_folder', answers)
-    writing = arriving(everyday, 'search_page')
+    searching = arriving(folders, 'search_folder', answers)
+    writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
     assert searching == dict(out='index', images=['a.png', 'b.png'], k=3)
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
@@ -700,7 +700,7 @@ def test_ctrl_c_says_what_the_folder_holds_now(model, drawings, tmp_path, dml, m
             (arrays, 'file', 'after', 'is new, and whole'),
             (arrays, 'file', 'before', 'is the same as before')]:
         with monkeypatch.context() as patched:
-            place = everyday.EmbeddingIndex if what == 'index' else storage
+            place = folders.EmbeddingIndex if what == 'index' else storage
             stops(patched, place, 'save' if what == 'index' else 'write_atomically', when)
             run = dml(*command)
         assert run.returncode == 130 and said in run.stderr.splitlines()[-1], run.stderr
@@ -726,7 +726,7 @@ def test_each_command_that_writes_refuses_a_second_one(
     def begin(place, name):
         monkeypatch.setattr(place, name, lambda *given, **named: pytest.fail('it began'))
 
-    for place, function in ((everyday, 'train_embedder'), (everyday, 'embed_readable'),
+    for place, function in ((everyday, 'train_embedder'), (folders, 'embed_readable'),
                             (Embedder, 'embed'), (compare, 'run_all'),
                             (Exhibit, 'reproduce'), (benchmark, 'bench')):
         begin(place, function)

@@ -12,7 +12,7 @@ from joblib import parallel_config
 from PIL import Image
 
 from dml_nb.experiments import Recipe, run_many, sweep
-from dml_nb.search.everyday import embed_readable
+from dml_nb.search.folders import embed_readable
 from dml_nb.training import create_embedder
 
 distributed = pytest.importorskip('dask.distributed', reason='dask[distributed] is not installed')

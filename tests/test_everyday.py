@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 from dml_nb.support import storage
-from dml_nb.search import everyday
+from dml_nb.search import everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
-from dml_nb.search.everyday import (
-    careful_learner, embed_readable, held_back_of, hold_back, search_page)
+from dml_nb.search.everyday import careful_learner, held_back_of, hold_back
+from dml_nb.search.folders import embed_readable, search_page
 from dml_nb.search import EmbeddingIndex
 from dml_nb.search.index import _INDEX
 from dml_nb.training.learner import MetricLearner
@@ -372,7 +372,7 @@ def models():
 
 def best_answers(out, folder):
     "How alike each picture is to itself, as the search sees it"
-    index, embedder, root = everyday.open_search(out)
+    index, embedder, root = folders.open_search(out)
     files = [root/fact['path'] for fact in index.metadata()]
     assert len(files) == 50 and root == folder.resolve()
     return index.search(embedder.embed(files, progress=False), 1)[0]
@@ -398,10 +398,10 @@ def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_
             try:
                 done.append(index_folder(new, folder, tmp_path)['pictures'])
             except stop:
-                assert everyday.open_search(tmp_path)[1].sha256() == old.sha256()
+                assert folders.open_search(tmp_path)[1].sha256() == old.sha256()
         assert best_answers(tmp_path, folder).min() > .9999
     assert done == [50]                                 # five files, the sixth write never came
-    assert everyday.open_search(tmp_path)[1].sha256() == new.sha256()
+    assert folders.open_search(tmp_path)[1].sha256() == new.sha256()
     assert len(list(tmp_path.iterdir())) == 5
 
 

@@ -49,7 +49,7 @@ def run_index(
                  'such folder')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
-        from dml_nb.search.everyday import index_folder
+        from dml_nb.search.folders import index_folder
         with progress_bar('files', stderr=True) as bar:
             task = bar.add_task('indexing', total=None)
             found = index_folder(
@@ -85,7 +85,7 @@ def run_search(
                 what = 'that is a folder' if Path(image).expanduser().is_dir() else \
                     'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
-        from dml_nb.search.everyday import search_folder, search_page
+        from dml_nb.search.folders import search_folder, search_page
         answers = search_folder(index, images, k)
         if html is not None:
             search_page(answers, Path(html).expanduser())

@@ -3,6 +3,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'index': ['EmbeddingIndex'],
-    'everyday': ['index_folder', 'load_pictures', 'search_folder', 'train_embedder'],
+    'everyday': ['load_pictures', 'train_embedder'],
+    'folders': ['index_folder', 'search_folder'],
     'browser': ['browse'],
 })

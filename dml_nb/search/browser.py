@@ -13,7 +13,6 @@ __all__ = ['browse']
 
 # %% ../../nbs/59_search.browser.ipynb #3693d05e
 import hashlib
-import html
 import inspect
 import json
 import math
@@ -31,7 +30,7 @@ import torch
 from fastcore.basics import patch
 from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
-    Img, Input, Label, Li, Link, Main, Meta, Nav, Ol, Option, P, Script, Select, Span, Table, Tbody,
+    Img, Input, Label, Link, Main, Meta, Nav, Option, P, Script, Select, Span, Table, Tbody,
     Td, Th, Thead, Title, Tr, Wbr, to_xml)
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware

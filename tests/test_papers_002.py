@@ -1,4 +1,7 @@
 "The page of the DCDL paper: its committed numbers come from its recipes."
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from papers import misquoted, record_of
@@ -63,3 +66,11 @@ def test_scales_of_small_sets_are_refused_and_official_ones_written_down():
         assert len(recipes) == 3 * 12 * 3 and len(set(map(key_of, recipes))) == 108
         assert all(isinstance(one, Recipe) and one.split == 'official' for one in recipes)
     assert find_exhibits('002/table5')[0].recipes('paper')[0].data == 'cub200'
+
+
+def test_cost_counts_the_runs_that_were_trained_here(tmp_path):
+    first = replace(discrepancy._final('digits', 'Trip', 'L^W')[0], steps=2)
+    second = replace(first, steps=3)
+    discrepancy._train([first], tmp_path)
+    discrepancy._train([first, second], tmp_path)               # the first is read from its file
+    assert json.loads((tmp_path/'cost.json').read_text())['runs'] == 2

@@ -19,7 +19,7 @@ from fastai.vision.data import ImageDataLoaders
 from PIL import Image
 from torch import nn
 
-from dml_nb.experiments import Recipe, compare, run, store, trial
+from dml_nb.experiments import Recipe, compare, run, run_many, store, sweep, trial
 from dml_nb.experiments.recipe import class_count, make_loss
 from dml_nb.training import MultiSimilarityCallback
 from dml_nb.proof import test_same as same
@@ -267,6 +267,17 @@ def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
     del first['seconds'], again['seconds']
     assert first == again and first['device'] == 'cpu'
     assert first['trained'] != first['untrained']
+
+
+def test_runs_that_share_what_they_read_find_what_each_finds_alone(tmp_path):
+    "Also where the body is drawn anew by each seed, so that its features are not those of another"
+    recipes = sweep(Recipe(frozen=True, body_width=8, split='class', classes=5, steps=2), {}, seeds=2)
+    together = run_many(recipes, tmp_path, workers=1, progress=False)
+    alone = [run(recipe, device='cpu') for recipe in recipes]
+    for each in (*together, *alone):
+        del each['seconds']
+    assert together == alone
+    assert together[0]['input'] != together[1]['input']
 
 
 def test_the_unlabelled_are_no_class():

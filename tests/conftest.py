@@ -1,6 +1,17 @@
 "What several test modules use."
+import multiprocessing
+import os
+
 import pytest
 import torch
+
+# Processes that tests start come of one that has run nothing: of one that has run other tests they
+# would get its threads' locks, and autograd refuses to work where threads were.
+if hasattr(os, 'fork'):
+    multiprocessing.set_forkserver_preload([
+        'dml_nb.cli', 'dml_nb.search.browser', 'dml_nb.search.everyday', 'dml_nb.search.folders',
+        'dml_nb.training.memory', 'dml_nb.training.recovery', 'fastai.distributed',
+        'starlette.testclient'])
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from dml_nb.support import storage
 from dml_nb.search.index import _INDEX as index_store
 from dml_nb.search import EmbeddingIndex
 
-forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
-needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
+served = multiprocessing.get_context('forkserver') if hasattr(os, 'fork') else None
+needs_fork = pytest.mark.skipif(served is None, reason='this system cannot fork')
 each_kind = pytest.mark.parametrize('kind', ['flat', 'hnsw', 'ivfpq'])
 
 
@@ -614,8 +614,8 @@ def test_kill_while_saving_leaves_old_or_new(tmp_path):
             if len(seen) == 2:
                 break
             longest *= 1.05                             # where a disk is slow one takes longer
-        started = forked.Event()
-        child = forked.Process(target=save_forever, args=(folder, started))
+        started = served.Event()
+        child = served.Process(target=save_forever, args=(folder, started))
         child.start()
         assert started.wait(60)
         time.sleep(random.uniform(.001, min(longest, 5)))
@@ -631,9 +631,9 @@ def test_kill_while_saving_leaves_old_or_new(tmp_path):
 
 @needs_fork
 def test_readers_see_old_or_new_while_another_process_saves(tmp_path):
-    folder, started, seen = tmp_path/'index', forked.Event(), []
+    folder, started, seen = tmp_path/'index', served.Event(), []
     versions()[0].save(folder)
-    child = forked.Process(target=save_forever, args=(folder, started))
+    child = served.Process(target=save_forever, args=(folder, started))
     child.start()
 
     def read():

@@ -35,11 +35,8 @@ from dml_nb.losses import MultiSimilarity, SemiHard, Triplet
 from dml_nb.training import Checkpoints, CrossBatchMemory
 from dml_nb.training.recovery import finished_folders, read_state, remove_folder, tracker_states
 
-forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
-needs_fork = pytest.mark.skipif(forked is None, reason='this system cannot fork')
-if forked:                      # ranks come of a process that has run nothing: of threads that other
-    served = multiprocessing.get_context('forkserver')      # tests left here they would get the locks
-    served.set_forkserver_preload(['dml_nb.training.recovery', 'dml_nb.training.memory', 'fastai.distributed'])
+served = multiprocessing.get_context('forkserver') if hasattr(os, 'fork') else None
+needs_fork = pytest.mark.skipif(served is None, reason='this system cannot fork')
 
 
 def learner(path):
@@ -92,7 +89,7 @@ def quiet(*args):
 @pytest.mark.long
 @pytest.mark.parametrize('make', [learner, shuffled], ids=lambda make: make.__name__)
 def test_killed_training_ends_with_the_same_weights(make, tmp_path):
-    process = forked.Process(target=quiet, args=(make, tmp_path))      # also warms nothing up here
+    process = served.Process(target=quiet, args=(make, tmp_path))      # also warms nothing up here
     begin = time.perf_counter()
     process.start()
     process.join()
@@ -103,7 +100,7 @@ def test_killed_training_ends_with_the_same_weights(make, tmp_path):
     seed = time.time_ns()                               # another at each run, and said if it fails
     draw, kills, steps = random.Random(seed), 0, set()
     for attempt in range(60):
-        process = forked.Process(target=quiet, args=(make, tmp_path, tmp_path/'run', 1))
+        process = served.Process(target=quiet, args=(make, tmp_path, tmp_path/'run', 1))
         process.start()
         if kills < 8:
             process.join(draw.uniform(.2, 1.2) * whole)

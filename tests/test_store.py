@@ -25,10 +25,10 @@ from dml_nb.search.everyday import loss_text
 from dml_nb.search.folders import open_search
 from dml_nb.losses import Contrastive, MultiSimilarity
 
-forked = multiprocessing.get_context('fork') if hasattr(os, 'fork') else None
+served = multiprocessing.get_context('forkserver') if hasattr(os, 'fork') else None
 pytestmark = [
     pytest.mark.usefixtures('one_thread'),
-    pytest.mark.skipif(forked is None, reason='this system cannot fork')]
+    pytest.mark.skipif(served is None, reason='this system cannot fork')]
 #: How many processes are killed.
 KILLS = int(os.environ.get('DML_NB_KILLS', '40'))
 
@@ -139,8 +139,8 @@ def test_after_any_kill_each_folder_is_of_one_model(root):
         pair = WORKS[attempt % 3], WORKS[(attempt % 3, 3)[attempt % 2]]
         children = []
         for seed, work in enumerate(pair):
-            started = forked.Event()
-            child = forked.Process(target=again_and_again, args=(work, root, seed, started))
+            started = served.Event()
+            child = served.Process(target=again_and_again, args=(work, root, seed, started))
             child.start()
             assert started.wait(60)
             children.append(child)
@@ -166,8 +166,8 @@ def hold(folder, started):
 
 
 def test_a_lock_ends_with_a_process_that_is_killed(tmp_path):
-    started = forked.Event()
-    child = forked.Process(target=hold, args=(tmp_path, started))
+    started = served.Event()
+    child = served.Process(target=hold, args=(tmp_path, started))
     child.start()
     assert started.wait(60)
     with pytest.raises(BlockingIOError, match=f'got process {child.pid} '):
@@ -191,8 +191,8 @@ def test_a_command_with_a_name_that_is_no_utf8_holds_a_lock(tmp_path, monkeypatc
 
 
 def test_a_folder_that_another_one_made_anew_keeps_its_lock(tmp_path):
-    started = forked.Event()
-    child = forked.Process(target=hold, args=(tmp_path/'out', started))
+    started = served.Event()
+    child = served.Process(target=hold, args=(tmp_path/'out', started))
     with one_writer(tmp_path/'out'):
         shutil.rmtree(tmp_path/'out')
         child.start()

@@ -7,7 +7,8 @@ from layouts import made_up_cars, made_up_products
 from papers import misquoted, needs_data, record_of, text_of
 
 from dml_nb.papers.exhibits import differs, made_up_birds, one_step
-from dml_nb.papers.multisimilarity import BIRDS, CARS, CLAIMS, DRAWINGS, EXHIBITS, larger
+from dml_nb.papers.multisimilarity import (
+    BIRDS, CARS, CLAIMS, DRAWINGS, EMPTY_SEEDS, EXHIBITS, FACES, empty_recipes, larger)
 
 
 def test_claims_are_quoted():
@@ -54,3 +55,11 @@ def test_papers_recipe_takes_a_step_on_the_official_layout(data, make, images, c
 def test_a_number_of_the_file_comes_from_its_recipe():
     first = next(each for each in record_of('001')['runs'] if each['recipe']['data'] == DRAWINGS)
     assert max(differs(first).values()) < .02           # another machine sums in another order
+
+
+@pytest.mark.parametrize('data', [BIRDS, CARS, FACES])
+def test_batches_that_may_be_empty_are_of_twenty(data):
+    recipes = empty_recipes(data)
+    assert [recipe.seed for recipe in recipes] == list(range(EMPTY_SEEDS))
+    for recipe in recipes:
+        assert recipe.classes * recipe.per_class == 20 and recipe.data == data

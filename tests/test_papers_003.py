@@ -61,3 +61,28 @@ def test_a_cell_of_figure_4_again():
     again = adapted._watched(recipe, adapted._few_images(recipe))[0]
     of_tests = np.array(again['curve'])[:, 1], np.array(kept['curve'])[:, 1]
     assert np.abs(of_tests[0] - of_tests[1]).max() < .02       # sums differ between machines
+
+
+def check_tuning(choosing, reported, arm):
+    "Chosen on validation classes, with seeds that are not reported, all arms from the same budget"
+    assert {recipe.part for recipe in choosing} == {'valid'}
+    assert {recipe.part for recipe in reported} == {'test'}
+    assert not {recipe.seed for recipe in choosing} & {recipe.seed for recipe in reported}
+    budgets = {}
+    for recipe in choosing:
+        budgets.setdefault(arm(recipe), set()).add((recipe.lr, recipe.seed))
+    assert len(budgets) > 1 and len(set(map(frozenset, budgets.values()))) == 1
+
+
+@pytest.mark.parametrize('name', adapted._TABLE1)
+def test_rates_of_table_1_are_chosen_on_validation_classes(name):
+    check_tuning(adapted._tuning_recipes(name), adapted._table_recipes(name),
+                 lambda recipe: recipe.options['lam'])
+
+
+@pytest.mark.parametrize('figure', adapted._TEN)
+def test_rates_and_weights_of_the_figures_are_chosen_on_validation_pictures(figure):
+    arms = [(0., 'sum', None), (2., 'sum', None)]
+    choosing = adapted._ten_tuning(figure, arms) + adapted._few_labels_tuning(figure)
+    assert {recipe.part for recipe in choosing} == {'valid'}
+    assert not {recipe.seed for recipe in choosing} & set(range(100))

@@ -21,7 +21,7 @@ from dml_nb.cli import app
 from dml_nb.data import ImageSet
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, train_embedder
-from dml_nb.search.everyday import loss_text
+from dml_nb.training.recovery import loss_text
 from dml_nb.search.folders import open_search
 from dml_nb.losses import Contrastive, MultiSimilarity
 

@@ -17,12 +17,11 @@ import json
 import os
 import time
 import warnings
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from types import CodeType, FunctionType
 
 # %% ../../nbs/58_search.everyday.ipynb #f085b069
 import numpy as np
@@ -35,7 +34,7 @@ from torch import nn
 
 from .. import DEFAULT_LOSS
 from ..support.results import code_hash, machine, versions, write_json
-from ..support.storage import hash_of, one_writer
+from ..support.storage import one_writer
 from ..support.validate import check_number
 from ..data.images import ImageSet
 from ..data.sources import load_data, options_of
@@ -46,9 +45,8 @@ from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
 from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
-from ..training.recovery import Checkpoints, remove_checkpoints
+from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
 from ..evaluation.retrieval import evaluate
-from ..weighting import parts_of, printed
 
 # %% ../../nbs/58_search.everyday.ipynb #ea8f7174
 def load_pictures(
@@ -320,61 +318,6 @@ def loss_for(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return loss(classes, dim)
-
-
-def code_text(
-    code:CodeType, # of a function
-) -> list: # of strings and lists of them
-    "What a function does, whatever its lines are called"
-    constants = [code_text(value) if isinstance(value, CodeType)
-                 else str(sorted(map(repr, value))) if isinstance(value, frozenset)
-                 else repr(value) for value in code.co_consts]
-    return [code.co_code.hex(), *code.co_names, constants]
-
-
-def function_text(
-    function:FunctionType,
-) -> list: # of strings and lists of them
-    "The code of a function, and plain values and functions that it holds"
-    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):                      # of a cell that is empty
-            held.append(cell.cell_contents)
-    values = [code_text(value.__code__) if isinstance(value, FunctionType) else printed(value)
-              for value in held]
-    return [code_text(function.__code__), values]
-
-
-def unprinted(
-    loss:nn.Module,
-) -> list: # of lists, empty for most losses of this package
-    "What decides a loss and is not in what it prints: functions, and values of other modules"
-    found = []
-    for name, part in parts_of(loss):
-        package = type(part).__module__.partition('.')[0]
-        other = isinstance(part, nn.Module) and package != 'dml_nb'
-        if other and package != 'torch':
-            found += [[name, key, function_text(value)] for key, value in vars(type(part)).items()
-                      if isinstance(value, FunctionType)]
-        for key, value in getattr(part, '__dict__', {}).items():
-            if isinstance(value, FunctionType):
-                found.append([name, key, function_text(value)])
-            elif other and key != 'training' and isinstance(value, (bool, int, float, str)):
-                found.append([name, key, repr(value)])
-            elif key == 'normalize' and value is False:
-                found.append([name, key])
-    return found
-
-
-def loss_text(
-    loss:nn.Module,
-) -> str:
-    """What it prints, for a loss that is not of this package with the module that it is from, and
-    a hash of what it does not print."""
-    module = type(loss).__module__
-    text = repr(loss) if module.startswith('dml_nb.') else f'{module}.{loss!r}'
-    hidden = unprinted(loss)
-    return f'{text}, code {hash_of(hidden)[:16]}' if hidden else text
 
 # %% ../../nbs/58_search.everyday.ipynb #5bf70e9d
 def careful_learner(

@@ -25,6 +25,7 @@ import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType
 
 # %% ../../nbs/55_training.recovery.ipynb #9b38e02b
 import numpy as np
@@ -43,7 +44,7 @@ from ..support.storage import Store, hash_of, named, read_files, write_atomicall
 from ..support.validate import check_flag, check_number
 from .distribution import as_one, gather_texts, place
 from .learner import ClassBatchDL
-from ..weighting import generators_of, printed
+from ..weighting import generators_of, parts_of, printed
 
 # %% ../../nbs/55_training.recovery.ipynb #6c5c0cdf
 def pack(
@@ -266,6 +267,61 @@ def read_state(
         tensors |= load_tensors(data)
     return unpack({'dict': facts['state']['dict'] | part['state']}, tensors)
 
+# %% ../../nbs/55_training.recovery.ipynb #a1c0de02
+def code_text(
+    code:CodeType, # of a function
+) -> list: # of strings and lists of them
+    "What a function does, whatever its lines are called"
+    constants = [code_text(value) if isinstance(value, CodeType)
+                 else str(sorted(map(repr, value))) if isinstance(value, frozenset)
+                 else repr(value) for value in code.co_consts]
+    return [code.co_code.hex(), *code.co_names, constants]
+
+
+def function_text(
+    function:FunctionType,
+) -> list: # of strings and lists of them
+    "The code of a function, and plain values and functions that it holds"
+    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):                      # of a cell that is empty
+            held.append(cell.cell_contents)
+    values = [code_text(value.__code__) if isinstance(value, FunctionType) else printed(value)
+              for value in held]
+    return [code_text(function.__code__), values]
+
+
+def unprinted(
+    loss, # any object
+) -> list: # of lists, empty for most losses of this package
+    "What decides a loss and is not in what it prints: functions, and values of other modules"
+    found = []
+    for name, part in parts_of(loss):
+        package = type(part).__module__.partition('.')[0]
+        other = isinstance(part, nn.Module) and package != 'dml_nb'
+        if other and package != 'torch':
+            found += [[name, key, function_text(value)] for key, value in vars(type(part)).items()
+                      if isinstance(value, FunctionType)]
+        for key, value in getattr(part, '__dict__', {}).items():
+            if isinstance(value, FunctionType):
+                found.append([name, key, function_text(value)])
+            elif other and key != 'training' and isinstance(value, (bool, int, float, str)):
+                found.append([name, key, repr(value)])
+            elif key == 'normalize' and value is False:
+                found.append([name, key])
+    return found
+
+
+def loss_text(
+    loss, # a module, or a function
+) -> str:
+    """What it prints, for a loss that is not of this package with the module that it is from, and
+    a hash of what it does not print."""
+    module = type(loss).__module__
+    text = printed(loss) if module.startswith(('dml_nb.', 'builtins')) else f'{module}.{printed(loss)}'
+    hidden = function_text(loss) if isinstance(loss, FunctionType) else unprinted(loss)
+    return f'{text}, code {hash_of(hidden)[:16]}' if hidden else text
+
 # %% ../../nbs/55_training.recovery.ipynb #27fc1ae9
 def schedule_of(
     learn, # a fastai Learner that has begun to fit
@@ -291,7 +347,7 @@ def identity(
         'batches': batches_of(learn.dls.train),
         'parameters': shapes,
         'frozen groups': learn.opt.frozen_idx,
-        'loss': printed(learn.loss_func),
+        'loss': loss_text(learn.loss_func),
         **schedule_of(learn),
     }
 

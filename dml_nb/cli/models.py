@@ -155,7 +155,7 @@ def stopped_training(
 @app.command('train')
 def run_train(
     data:Annotated[str, typer.Argument(
-        help='A folder with a folder of pictures for each class; a .zip of such folders; a .csv '
+        help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
              'with the columns file and label; features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',

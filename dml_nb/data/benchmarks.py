@@ -420,9 +420,9 @@ def _inshop_index(path) -> tuple: # files, labels, classes, split
     rows = _fields(path, 3, skip=2)
     for _, _, part in rows:
         check_choice(f'{path}: evaluation_status', part, 'train', 'query', 'gallery')
-    stated = as_integers(path, ' '.join(_lines(path)[:1]).split())
-    if stated != [len(rows)]:
-        raise ValueError(f'{path}: expected {stated} rows, as its first line says, '
+    stated, = as_integers(path, [' '.join(_lines(path)[:1]).strip()])
+    if stated != len(rows):
+        raise ValueError(f'{path}: expected {stated:,} rows, as its first line says, '
                          f'got {len(rows):,}')
     labels, classes = numbered_classes('inshop', [item for _, item, _ in rows])
     return [file for file, _, _ in rows], labels, classes, np.array([part for _, _, part in rows])

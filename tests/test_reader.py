@@ -59,7 +59,8 @@ def cpu_seconds():
 
 def shown(cell):
     """What a cell shows, as lines: what it prints, its results, as Markdown or HTML where they have
-    it, and last the number of its pictures, which Jupyter shows later than `nbdev-test --save`"""
+    it, and last the number of its pictures, which Jupyter shows later than `nbdev-test --save`;
+    of pictures within HTML the bytes are left out, since they depend on the library that packs them"""
     printed = ''.join(output.text for output in cell.outputs if output.get('name') == 'stdout')
     results, pictures = [], 0
     for data in (output.data for output in cell.outputs if 'data' in output):
@@ -68,18 +69,19 @@ def shown(cell):
         else:
             kinds = 'text/markdown', 'text/html', 'text/latex', 'text/plain'
             results.append(data[next(kind for kind in kinds if kind in data)])
-    return '\n'.join([printed.strip('\n'), *results, f'pictures {pictures}']).splitlines()
+    said = '\n'.join([printed.strip('\n'), *results, f'pictures {pictures}'])
+    return re.sub(r'data:image/\w+;base64,[\w+/=]+', 'a picture', said).splitlines()
 
 
 def same(old, new):
-    """Whether lines say the same: the same words, the same integers, and fractions that another
-    processor, which adds in another order, could have computed"""
+    """Whether lines say the same: the same words, the same integers, and fractions that a training
+    on another processor, which adds in another order, could have ended with"""
     fraction = re.compile(r'-?\d+\.\d+(?:e[-+]\d+)?|-?\de[-+]\d+')
     old, new = '\n'.join(old), '\n'.join(new)
     if fraction.sub('#', old) != fraction.sub('#', new):
         return False
     pairs = zip(fraction.findall(old), fraction.findall(new))
-    return all(math.isclose(float(a), float(b), rel_tol=.05, abs_tol=1e-9) for a, b in pairs)
+    return all(math.isclose(float(a), float(b), rel_tol=.25, abs_tol=.005) for a, b in pairs)
 
 
 def varies(cell):

@@ -27,7 +27,7 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, z, dz, ref, dref):
         ctx.save_for_backward(z, dz, ref, dref)
-        return value.clone()
+        return value.detach()
 
     @staticmethod
     def backward(ctx, g):
@@ -118,7 +118,7 @@ def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
     way = gradients_in_graph if torch.compiler.is_compiling() else gradients
     value, dx, dr = way(loss, x, r, batch, alone, to_z, to_z if alone else to_ref)
-    poison = 0. * (x.sum() if alone else x.sum() + r.sum())            # 0 or NaN
-    dz = tangent(dx, x, x_inverse).add_(poison) if to_z else None
-    dref = tangent(dr, r, r_inverse).add_(poison) if to_ref else None
-    return (value + poison).to(x.dtype), dz, dref
+    numbers = x.sum() if alone else x.sum() + r.sum()                  # NaN where an embedding is
+    dz = tangent(dx, x, x_inverse).add_(numbers, alpha=0) if to_z else None
+    dref = tangent(dr, r, r_inverse).add_(numbers, alpha=0) if to_ref else None
+    return torch.add(value, numbers, alpha=0).to(x.dtype), dz, dref

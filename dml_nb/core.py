@@ -788,7 +788,7 @@ class Lists:
 
 class EqualLists:
     "The same for a batch with itself that has as many of each class, as samplers draw it"
-    own_elsewhere, unlabelled = False, ()
+    own_elsewhere, unlabelled = False, np.empty(0, int)
 
     def __init__(
         self,

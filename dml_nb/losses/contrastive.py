@@ -23,7 +23,7 @@ from math import cos, radians, sin
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad, softplus, threshold
 
 from ..core import Pairs, as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
 from ..support.validate import check_flag, check_number
@@ -171,8 +171,8 @@ def root(
     x:Tensor, # what should be 0 or more, but for rounding
 ) -> tuple: # √x; 1/√x; both 0 where x is no more than rounding leaves of 0
     "Square roots that can be differentiated at 0, where the middle of all slopes is 0."
-    is_nothing = x <= 4 * torch.finfo(x.dtype).eps
-    return x.masked_fill(is_nothing, 0.).sqrt(), x.masked_fill(is_nothing, inf).rsqrt()
+    rounding = 4 * torch.finfo(x.dtype).eps
+    return threshold(x, rounding, 0.).sqrt(), threshold(x, rounding, inf).rsqrt()
 
 # %% ../../nbs/23_losses.contrastive.ipynb #67e2b705
 class TupletMargin(PairLoss):

@@ -48,7 +48,7 @@ from ..losses import (
     SemiHardPairs)
 from ..losses.catalogue import LOSSES, Entry, is_own
 from ..losses.dro import BinomialPair, MarginPair
-from ..training import callbacks
+from ..training import callbacks, methods
 from ..training.networks import BODIES, SMALL, is_timm
 from ..training.learner import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
@@ -456,14 +456,15 @@ def recipe_callback(
     "What watches or adds to the loss. Raises `ValueError`."
     if recipe.callback is None:
         return None
-    known = callbacks.__all__
+    known = {name: getattr(module, name) for module in (callbacks, methods)
+             for name in module.__all__}
     check_choice('callback', recipe.callback, None, *known)
     options = dict(recipe.callback_options)
     if isinstance(options.get('loss'), str):
         options['loss'] = make_loss(options['loss'], options.pop('loss_options', {}), classes,
                                     recipe.dim)
     try:
-        return getattr(callbacks, recipe.callback)(**dict(live=False) | options)
+        return known[recipe.callback](**dict(live=False) | options)
     except TypeError as error:
         raise ValueError(f'callback_options: expected parameters of {recipe.callback}, got '
                          f'{recipe.callback_options}; {error}') from error

@@ -62,6 +62,7 @@ Modules:
 - `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
+- `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
 - `dml_nb.support.validate`: One form of message for every argument that does not fit

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from dml_nb.search.browser import Collection, create_app
+from dml_nb.search.browser import create_app
+from dml_nb.search.mistakes import Collection
 from dml_nb.support.storage import one_writer, write_atomically
 from dml_nb.cli import app
 from dml_nb.data import ImageSet

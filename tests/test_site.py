@@ -53,10 +53,10 @@ def test_intervals_are_held_together():
         _docs.hold_intervals(cell)
     assert text.source == '1 ±\u00a02' and code.source == "print('1 ± 2')"
     assert code.outputs[0]['data'] == {'text/markdown': '| 1 ±\u00a02 |', 'text/plain': '1 ± 2'}
-    listed = mk_cell('| less (± 1 is asked):<br>a, K = 1 +2 ± 3e-05<br>b -0.1 ± .2 | 1 |', 'markdown')
+    listed = mk_cell('| less (± 1 expected):<br>a, K = 1 +2 ± 3e-05<br>b -0.1 ± .2 | 1 |', 'markdown')
     _docs.hold_intervals(listed)
     assert listed.source.replace('\u00a0', '_') == (
-        '| less (±_1 is asked):<br>a,_K_=_1_+2_±_3e-05<br>b_-0.1_±_.2 | 1 |')
+        '| less (±_1 expected):<br>a,_K_=_1_+2_±_3e-05<br>b_-0.1_±_.2 | 1 |')
 
 
 @each_page

@@ -38,7 +38,7 @@ _by_ending = {'.zip': 'zip', '.csv': 'csv', '.npy': 'features', '.npz': 'feature
 
 # %% ../../nbs/33_data.sources.ipynb #0a7f3ed6
 def name_and_path(name_or_path) -> tuple: # name of a source, path or ''
-    "What is asked for; raises ValueError for neither a source nor something like a path"
+    "The source and its path; raises ValueError for neither a source nor something like a path"
     text = os.fspath(name_or_path)
     name, _, path = text.partition(':')
     is_path = isinstance(name_or_path, os.PathLike)

@@ -196,7 +196,7 @@ def naming_own(
     doing:str, # what is done inside
     name:str, # of the loss that it is done with
 ):
-    "What fails with a loss in somebody's file is a `ValueError` that names file, class and error."
+    "What fails with a loss in a user's file is a `ValueError` that names file, class and error."
     try:
         yield
     except (Exception, SystemExit) as error:

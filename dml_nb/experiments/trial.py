@@ -271,7 +271,7 @@ class Autocast(Callback):
 
 
 class NoValidLoss(Callback):
-    "Leaves out the loss on the images that are searched, which nobody asks for."
+    "Leaves out the loss on the images that are searched, which is not needed."
     order = 15                                              # after those that watch
 
     def after_pred(self):

@@ -141,7 +141,7 @@ def _recipes(
     paper, # the same, at scale paper
     choosing=False, # also the runs that choose
 ):
-    "A function of the scale, as an exhibit wants it."
+    "A function of the scale, as an exhibit takes it."
     def recipes(scale):
         if scale == 'paper':
             return [recipe for data, settings in paper for recipe in _on_paper(data, settings)]

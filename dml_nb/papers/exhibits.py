@@ -164,7 +164,7 @@ def verdict_table(
     rows = []
     for claim in claims:
         verdict = claim.verdict(record)
-        within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} is asked)'
+        within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} expected)'
         asked = [f'{claim.asks}{within}:'] if claim.asks else []
         rows.append([f'“{claim.text}” ({claim.place})', f'**{verdict.kind}**',
                      '<br>'.join(asked + verdict.measured()), f'{verdict.runs}'])

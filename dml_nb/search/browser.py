@@ -90,7 +90,7 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "What was found for a picture, right or wrong."
+    "The neighbours of a picture, right or wrong."
     found = collection.neighbours(i, k)
     return Div(*[
         figure(collection, j, f"{similarity:.3f} {'right' if right else 'wrong'}",

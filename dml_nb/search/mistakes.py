@@ -52,7 +52,7 @@ class Collection:
         self.index, self.root = index_of_pictures(out)
         self.ids = self.index.ids                                       # (N,)
         if len(self.ids) < 3:
-            raise ValueError(f'index: expected three pictures at least, {len(self.ids)} are in '
+            raise ValueError(f'index: expected at least three pictures, got {len(self.ids)} in '
                              f'{out}')
         self.z = self.index.vectors()                                   # (N, D) unit rows
         known = self.index.metadata()

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
-from fastprogress.fastprogress import progress_bar
 from PIL import Image
 from torch import Tensor, nn
 
@@ -469,6 +468,7 @@ def _rows_of(
     numbers = next(model.parameters(), torch.empty(0))          # where and how the network computes
     steps = range(0, len(pictures), bs)
     if progress and len(steps) > 1:
+        from fastprogress.fastprogress import progress_bar          # loads a web framework
         steps = progress_bar(steps, leave=False)
     found = []
     with evaluating(model):

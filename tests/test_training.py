@@ -85,8 +85,9 @@ def test_the_hash_of_the_code_covers_all_that_trains(monkeypatch):
     code_hash()
     assert read >= {
         'experiments.recipe', 'experiments.store', 'experiments.trial', 'training.learner',
-        'training.callbacks', 'training.memory', 'data.samplers', 'data.noise', 'weighting',
-        'evaluation.retrieval', 'losses.dro', 'losses.catalogue', 'losses.triplet', 'transport'}
+        'training.callbacks', 'training.methods', 'training.memory', 'data.samplers',
+        'data.noise', 'weighting', 'evaluation.ranks', 'evaluation.retrieval', 'losses.dro',
+        'losses.catalogue', 'losses.triplet', 'transport'}
     assert not read & {'experiments.sweeps', 'experiments.compare', 'experiments.report', 'cli'}
 
 

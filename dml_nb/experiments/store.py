@@ -152,8 +152,8 @@ def read_run(
     if not is_run(found, recipe, data):
         given = f'damaged JSON ({found})' if isinstance(found, ValueError) else 'something else'
         raise ValueError(
-            f'{path}: expected the finished run of {recipe.loss}, seed {recipe.seed}, {given} '
-            'was found; delete the file, or train again (fresh=True, --fresh)')
+            f'{path}: expected the finished run of {recipe.loss}, seed {recipe.seed}, got '
+            f'{given}; delete the file, or train again (fresh=True, --fresh)')
     return {name: found[name] for name in RESULT if name in found}
 
 # %% ../../nbs/61_experiments.store.ipynb #55a73d6a

@@ -154,7 +154,7 @@ def _check_settings(index):
     check_number('effort', index.effort, lo=1, integer=True)
 
 def _embedder_hash(embedder):
-    "The SHA-256 that says which embedder this is, None where nothing tells."
+    "The SHA-256 that says which embedder this is, None where that is not known."
     digest = getattr(embedder, 'sha256', None)
     if callable(digest):
         digest = digest()

@@ -200,7 +200,7 @@ def code_of(
 
 # %% ../../nbs/02_support.results.ipynb #554faad7
 def measurement(
-    name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'memory.omniglot'
+    name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'losses.adapted.speed'
     takes:str, # how long, as '2 minutes'
     needs:str='', # what it needs beside the package, as 'pytorch-metric-learning'
 ):

@@ -165,12 +165,12 @@ class OtherCode:
         self.passed_over = set()
 
     def __str__(self):
+        count = len(self.used or self.passed_over)
+        runs = f'{count} kept run{"s" if count > 1 else ""} of other code of dml_nb than this'
         if self.used:
-            return (f'{len(self.used)} kept runs are of other code of dml_nb than this; without '
-                    '--accept-other-code they are trained again')
+            return f'used: {runs}; without --accept-other-code such runs are trained again'
         if self.passed_over:
-            return (f'{len(self.passed_over)} kept runs are of other code of dml_nb than this and '
-                    'were trained again; --accept-other-code uses such runs')
+            return f'trained again: {runs}; --accept-other-code uses such runs'
         return ''
 
 

@@ -99,6 +99,9 @@ def device_name(
     return torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type
 
 # %% ../../nbs/61_experiments.store.ipynb #16258143
+code_hash()         # now, because what is edited later is not the code that this process runs
+
+
 def run_key(
     recipe:Recipe,
     data:str, # SHA-256 of its images

@@ -204,8 +204,8 @@ def curve_figure(
             for loss in losses]
     order = ', in the same order,' if len(keys) > 1 else ''
     return fig, 'Learning curves', (
-        f'MAP@R starts at {start} and goes{order} with {"; ".join(ends)}. Lines are means over seeds, bands reach from the lowest to the '
-        'highest seed.')
+        f'MAP@R starts at {start} and goes{order} with {"; ".join(ends)}. Lines are means over '
+        'seeds, bands reach from the lowest to the highest seed.')
 
 # %% ../../nbs/66_experiments.report.ipynb #3ed4333e
 def held_out_items(

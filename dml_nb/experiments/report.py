@@ -229,7 +229,8 @@ def tsne_figure(
     for run in runs:
         panels.append((run['recipe']['loss'], run['pictures']['after'], run['trained']))
 
-    labels = held_out_items(first, images).labels[first['pictures']['shown']]
+    held_out = held_out_items(first, images)
+    labels = held_out.labels[first['pictures']['shown']]
     present = len(set(labels))
     with style():
         fig, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels) + 1, 3.2), squeeze=False)
@@ -241,8 +242,9 @@ def tsne_figure(
 
     ends = [f'{percent(found["map@r"])} ({name})' for name, _, found in panels[1:]]
     return fig, f't-SNE before and after: {QUESTIONS[split]}', (
-        f'{len(labels):,} images of {present:,} classes, seed {first["recipe"]["seed"]}: MAP@R '
-        f'goes from {percent(first["untrained"]["map@r"])} (untrained) to {", ".join(ends)}. '
+        f'{len(labels):,} of {len(held_out):,} images, of {present:,} classes, seed '
+        f'{first["recipe"]["seed"]}. MAP@R among all goes from '
+        f'{percent(first["untrained"]["map@r"])} (untrained) to {", ".join(ends)}. '
         't-SNE keeps neighbours together; distances between groups mean little.')
 
 # %% ../../nbs/66_experiments.report.ipynb #0c7a9975

@@ -147,7 +147,7 @@ def picture_data(
     labels:np.ndarray, # (N,) integers
     seed:int=0, # of the sample and of t-SNE
     most:int=400, # pictures looked at
-    classes:int=20, # of them at most
+    classes:int=10, # of them at most, so that the eye can tell them apart
     queries:int=6, # how many to keep, from the worst to the first without a wrong neighbour
     k:int=9, # neighbours of each
 ) -> dict: # JSON values; indices into the N

@@ -40,8 +40,8 @@ def keep_above(
 ) -> Tensor: # (b, R)
     "`N` where it is strictly above the threshold of its row, -inf elsewhere."
     if torch.compiler.is_compiling() or N.device.type != 'cpu':
-        return torch.where(N > threshold, N, -inf)
-    # 1 or 0, then +inf or -inf: on a CPU ten times faster than `where`
+        return N.masked_fill(N <= threshold, -inf)
+    # 1 or 0, then +inf or -inf: on a CPU ten times faster than a mask
     keep = torch.gt(N, threshold, out=torch.empty_like(N) if out is None else out)
     return torch.minimum(N, keep.sub_(.5).mul_(inf), out=keep)
 
@@ -51,7 +51,7 @@ def keep_below(
     threshold:Tensor, # (b, 1)
 ) -> Tensor: # (b, c)
     "`P` where it is strictly below the threshold of its row, +inf elsewhere."
-    return -keep_above(-P, -threshold)
+    return P.masked_fill(P >= threshold, inf)
 
 # %% ../nbs/04_weighting.ipynb #d53b2220
 def exp_(x:Tensor) -> Tensor: # of any shape, floating, overwritten
@@ -72,7 +72,8 @@ def log_sum_exp(
     e = exp_(x.sub_(top))
     total = e.sum(1, keepdim=True)
     if plus:
-        total = total + plus * exp_(-top)
+        none = exp_(-top)                                             # of a pair at 0
+        total = total + (none if plus == 1 else plus * none)
     return top + total.log(), e.div_(total.clamp(min=torch.finfo(x.dtype).tiny))
 
 # %% ../nbs/04_weighting.ipynb #ae2784f9
@@ -105,6 +106,7 @@ class PairLoss(nn.Module):
     opaque = False           # under `torch.compile`: one operator instead of a traced formula
     extends_rows = False     # whether it puts columns of its own into S, which no other shares
     reads_counts = False     # whether the host must know how many positives an anchor has
+    masked = 2**14           # pairs up to which masks of them are cheaper than lists, on a CPU
     reductions = 'mean',     # what `reduction` may be, beside 'none'
 
     def __init_subclass__(cls, **kwargs):

@@ -91,6 +91,14 @@ def test_the_hash_of_the_code_covers_all_that_trains(monkeypatch):
     assert not read & {'experiments.sweeps', 'experiments.compare', 'experiments.report', 'cli'}
 
 
+@pytest.mark.long
+def test_the_code_is_read_before_it_can_be_edited():
+    "With the modules that train, not with the first run"
+    asked = 'from dml_nb.experiments import store; print(store.code_hash.cache_info().currsize)'
+    run = subprocess.run([sys.executable, '-c', asked], capture_output=True, text=True)
+    assert run.stdout.strip() == '1', run.stderr
+
+
 def test_all_recipes_are_checked_before_the_first_training(parts, monkeypatch, tmp_path):
     def trained(*args):
         raise AssertionError('a training began')

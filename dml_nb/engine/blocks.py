@@ -100,6 +100,10 @@ class Together:
     def reads_counts(self):
         return any(term.reads_counts for _, term in self.terms)
 
+    @property
+    def masked(self):
+        return min(term.masked for _, term in self.terms)
+
 # %% ../../nbs/04_engine.blocks.ipynb #5ff8c45f
 def weighted_blocks(
     loss, # a `PairLoss`

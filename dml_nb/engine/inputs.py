@@ -17,26 +17,28 @@ import torch
 from torch import Tensor
 
 from ..core import (
-    Batch, ListBatch, as_labels, check_embeddings, explicit_pairs, unit_rows, widen)
+    Batch, ListBatch, Scratch, as_labels, check_embeddings, device_is_read, explicit_pairs,
+    own_or_default, unit_rows, widen)
 
 # %% ../../nbs/04_engine.inputs.ipynb #7d1bd153
 def own_columns(self_index, B, R, device):
     "(B,) the column of each anchor itself, -1 for none."
-    if self_index is None:
-        return torch.full((B,), -1, device=device)
     own = as_labels(self_index, B, device, name='self_index', missing='none')
-    if device.type == 'cpu' and not torch.compiler.is_compiling() and own.max() >= R:
+    if device_is_read(own) and own.max() >= R:
         raise ValueError(f'self_index: expected columns below {R}, or -1 for none, '
                          f'got {int(own.max())}')
     return own
 
 # %% ../../nbs/04_engine.inputs.ipynb #206a00e1
-def label_batch(loss, y, y_ref, own=None):
-    "Lists where the labels may be read on the host or must be, masks elsewhere."
+def label_batch(loss, y, y_ref, own=None, alone=True):
+    """Masks for small batches and where the labels are not read on the host. Lists for large ones,
+    for losses that work class by class, and where memory is watched, since masks keep none."""
     must = loss.indivisible == 'class' or loss.reads_counts
-    if not torch.compiler.is_compiling() and (y.device.type == 'cpu' or must):
-        return ListBatch(y, y_ref, own, by_class=loss.indivisible != 'pair')
-    return Batch(y, y_ref, own)
+    pay = Scratch.poisoned or y.shape[0] * y_ref.shape[0] > loss.masked
+    if not torch.compiler.is_compiling() and (must or pay and device_is_read(y)):
+        return ListBatch(y, y_ref, own, alone, by_class=loss.indivisible != 'pair')
+    complete = y_ref is y and device_is_read(y) and int(y.min()) >= 0
+    return Batch(y, y_ref, own, alone=alone, complete=complete)
 
 # %% ../../nbs/04_engine.inputs.ipynb #a3a0d831
 def demanding_term(loss):
@@ -61,9 +63,9 @@ def make_batch(
         given = 'references' if tuples is None else 'tuples'
         raise ValueError(f'{name}: expected integer classes of one batch, with all rows of a '
                          f'class in it, got {given}')
-    own = None if alone else own_columns(self_index, B, R, device)
+    own = None if self_index is None else own_columns(self_index, B, R, device)
     if tuples is not None:
-        own = torch.arange(B, device=device) if alone else own
+        own = own_or_default(own, B, device, alone)
         masks, triplets = explicit_pairs(tuples, B, R, device, own)
         return Batch(None, None, own, masks, triplets)
     if labels is None:
@@ -73,7 +75,7 @@ def make_batch(
     if y.dtype == torch.bool:
         if demanding is not None:
             raise ValueError(f'{name}: expected integer classes, got a boolean matrix')
-        own = torch.arange(B, device=device) if alone else own
+        own = own_or_default(own, B, device, alone)
         other = own[:, None] != torch.arange(R, device=device)
         return Batch(None, None, own, (y & other, ~y & other))
     if alone:
@@ -81,7 +83,8 @@ def make_batch(
     if ref_labels is None:
         raise ValueError(f'ref_labels: expected one integer for each of the {R} references, got '
                          'none')
-    return label_batch(loss, y, as_labels(ref_labels, R, device, name='ref_labels'), own)
+    y_ref = as_labels(ref_labels, R, device, name='ref_labels')
+    return label_batch(loss, y, y_ref, own, alone=False)
 
 # %% ../../nbs/04_engine.inputs.ipynb #8473aed6
 def as_peers_call(ref, ref_labels, self_index, tuples):
@@ -110,8 +113,8 @@ def check_operands(
         if ref.shape[1] != z.shape[1]:
             raise ValueError(f'ref: expected rows of {z.shape[1]} numbers, as in z, got '
                              f'{ref.shape[1]}')
-    R = len(z) if ref is None else len(ref)
-    batch = make_batch(loss, len(z), R, z.device, labels, ref_labels, self_index, tuples,
+    R = z.shape[0] if ref is None else ref.shape[0]
+    batch = make_batch(loss, z.shape[0], R, z.device, labels, ref_labels, self_index, tuples,
                        alone=ref is None)
     return z, ref, batch
 
@@ -127,7 +130,7 @@ def unit_operands(
     if ref is None:
         operand = rows(z)
         return operand, operand
-    dtype = torch.promote_types(widen(z).dtype, widen(ref).dtype)
+    dtype = torch.float64 if torch.float64 in (z.dtype, ref.dtype) else torch.float32
     return rows(z.to(dtype)), rows(ref.to(dtype))
 
 

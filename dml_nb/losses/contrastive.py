@@ -23,9 +23,9 @@ from math import cos, radians, sin
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad, softplus, threshold
 
-from ..core import Pairs, as_labels, inf, meet_classes, places_of_classes, unit, widen
+from ..core import Pairs, as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
 from ..support.validate import check_flag, check_number
 from .neighbours import n_pairs
 from ..engine.inputs import as_peers_call, check_operands
@@ -61,26 +61,20 @@ class SupCon(PairLoss):
         self.inside = check_flag('inside', inside)
 
     def value_and_weights(self, S, pairs):
-        P, N = pairs.split(S)
-        there = P < inf                                                  # (b, c)
-        P = P.div_(self.temperature).masked_fill_(~there, -inf)
-        mean = P.masked_fill(~there, 0.).sum(1, keepdim=True) / pairs.n_pos.clamp(min=1)
-        right, softmax_pos = log_sum_exp(P)                              # (b, 1), (b, c)
-        wrong, softmax_neg = log_sum_exp(N.div_(self.temperature))       # (b, 1), (b, R)
-        lone = right == -inf
-        x = (wrong - right).masked_fill(lone, -inf)                      # -inf: a side is missing
-        r = x.sigmoid()                                                  # (b, 1) a wrong neighbour
-        w_pos = softmax_pos * -r
+        scale = 1 / self.temperature
+        near, W = log_sum_exp(pairs.others(S, scale))                    # (b, 1), (b, R)
+        P = pairs.positives(S, scale)                                    # (b, c)
+        n = pairs.n_pos.clamp(min=1)                                     # (b, 1)
         if self.inside:
-            constant = pairs.n_pos.clamp(min=1).log()
+            far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf))     # (b, 1), (b, c)
+            far -= n.log()
         else:
-            constant = (right - mean).masked_fill(lone, 0.)
-            w_pos += softmax_pos - there / pairs.n_pos.clamp(min=1)
+            far, w_pos = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) / n, 1 / n
         anchors = (pairs.batch.n_pos > 0).sum().clamp(min=1)
-        share = (pairs.batch.total_neg > 0).double() / anchors
-        value = (softplus(x, threshold=30) + constant).sum(dtype=torch.float64) * share
-        share = share / self.temperature
-        return value, pairs.weights(w_pos.mul_(share), softmax_neg.mul_(r * share))
+        share = pairs.batch.total_neg.clamp(max=1) / anchors             # 0 without any negative
+        value = (near - far).masked_fill_(pairs.n_pos == 0, 0).sum(dtype=torch.float64) * share
+        slope = pairs.n_pos.clamp(max=1) * (share * scale)               # (b, 1), 0 if it has none
+        return value, pairs.add_to_positives(W.mul_(slope), w_pos * -slope)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4e2dfafd
 class Circle(PairLoss):
@@ -179,8 +173,8 @@ def root(
     x:Tensor, # what should be 0 or more, but for rounding
 ) -> tuple: # √x; 1/√x; both 0 where x is no more than rounding leaves of 0
     "Square roots that can be differentiated at 0, where the middle of all slopes is 0."
-    known = x > 4 * torch.finfo(x.dtype).eps
-    return x.masked_fill(~known, 0.).sqrt(), x.masked_fill(~known, inf).rsqrt()
+    rounding = 4 * torch.finfo(x.dtype).eps
+    return threshold(x, rounding, 0.).sqrt(), threshold(x, rounding, inf).rsqrt()
 
 # %% ../../nbs/23_losses.contrastive.ipynb #67e2b705
 class TupletMargin(PairLoss):
@@ -206,7 +200,7 @@ class TupletMargin(PairLoss):
         slope = along - across * P * inverse
         against, softmax = log_sum_exp(N.mul_(self.scale))               # (b, 1), (b, R)
         x = (against - self.scale * eased).masked_fill(absent, -inf)     # -inf: a side is missing
-        n = (pairs.batch.n_pos * (pairs.batch.n_neg > 0)).sum().clamp(min=1)
+        n = pairs.batch.pairs_with_rivals
         r = x.sigmoid().mul_(self.scale).div_(n)                         # (b, c) a negative wins
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / n
         return value, pairs.weights(-r * slope, softmax.mul_(r.sum(1, keepdim=True)))

@@ -47,11 +47,10 @@ def n_pairs(
     scale:float, # s
 ) -> tuple: # value; W (b, R)
     "The formula of N-pairs, which InfoNCE shares."
-    P, N = pairs.split(S)
-    has_negative = pairs.batch.n_neg > 0
-    n = (pairs.batch.n_pos * has_negative).sum().clamp(min=1)       # ordered pairs that count
-    against, softmax = log_sum_exp(N.mul_(scale))                   # (b, 1), (b, R)
-    x = against - P.mul_(scale)                                     # (b, c), -inf: a side missing
+    P, N = pairs.split(S, scale=scale)
+    n = pairs.batch.pairs_with_rivals
+    against, softmax = log_sum_exp(N)                               # (b, 1), (b, R)
+    x = against - P                                                 # (b, c), -inf: a side missing
     r = x.sigmoid().mul_(scale).div_(n)                             # (b, c) a negative wins
     value = softplus(x, threshold=30).sum(dtype=torch.float64) / n
     return value, pairs.weights(-r, softmax.mul_(r.sum(1, keepdim=True)))
@@ -69,10 +68,10 @@ class NCA(PairLoss):
         self.scale = check_number('scale', scale, above=0)
 
     def value_and_weights(self, S, pairs):
-        P, N = pairs.split(S)
-        P = P.masked_fill(P == inf, -inf)                           # absent ones weigh nothing
-        right, softmax_pos = log_sum_exp(P.mul_(self.scale))        # (b, 1), (b, c)
-        wrong, softmax_neg = log_sum_exp(N.mul_(self.scale))        # (b, 1), (b, R)
+        P, N = pairs.split(S, scale=self.scale)
+        P.masked_fill_(P == inf, -inf)                              # absent ones weigh nothing
+        right, softmax_pos = log_sum_exp(P)                         # (b, 1), (b, c)
+        wrong, softmax_neg = log_sum_exp(N)                         # (b, 1), (b, R)
         x = (wrong - right).masked_fill(right == -inf, -inf)        # (b, 1), -inf: a side missing
         r = x.sigmoid().mul_(self.scale)                            # (b, 1) a wrong neighbour
         value = softplus(x, threshold=30).sum(dtype=torch.float64)

@@ -19,7 +19,7 @@ __all__ = ['Contrastive', 'Binomial', 'EqualWeights', 'BinLifted']
 import torch
 from torch import Tensor
 
-from ..core import inf
+from ..core import inf, nan
 from ..support.validate import check_number
 from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 
@@ -37,12 +37,10 @@ class Contrastive(PairLoss):
 
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
-        n = (pairs.batch.total_pos + pairs.batch.total_neg).clamp(min=1)
+        n = pairs.batch.total
         hinge = N.sub_(self.lam).clamp_(min=0)              # (b, R), 0 where there is no pair
-        value = hinge.sum() - P.masked_fill(P.isinf(), 0).sum()
-        w_pos = -torch.ones_like(P) / n
-        w_neg = hinge.sign_().div_(n)
-        return value / n, pairs.weights(w_pos, w_neg)
+        value = hinge.sum() - P.nan_to_num_(nan=nan, posinf=0).sum()
+        return value / n, pairs.weights(P.fill_(-1), hinge.sign_()).div_(n)
 
 # %% ../../nbs/10_losses.pairs.ipynb #e2dcda63
 def sum_log1p(

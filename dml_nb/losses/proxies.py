@@ -33,6 +33,12 @@ from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term
 from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
 
+# %% ../../nbs/25_losses.proxies.ipynb #c5d0a1f3
+def look_at_numbers(proxies, keys=None):
+    "Note whether classes are still numbered 0 to C - 1, which spares looking each of them up."
+    numbers = proxies.class_numbers.cpu()
+    proxies.numbers_are_places = numbers.equal(torch.arange(proxies.classes))
+
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):
     """Any pair loss of items against learnable rows, `weight` (classes · centers, dim): row
@@ -62,6 +68,8 @@ class Proxies(Addable):
         self.anchors = check_choice('anchors', anchors, 'items', 'proxies')
         self.weight = nn.Parameter(torch.empty(self.classes * self.centers, self.dim))
         self.register_buffer('class_numbers', torch.arange(self.classes))
+        self.numbers_are_places = True
+        self.register_load_state_dict_post_hook(look_at_numbers)
         self.loss = loss
         self.reset_parameters()
 
@@ -92,7 +100,10 @@ class Proxies(Addable):
 @patch
 def rows_of(self:Proxies, labels, n, device):
     "(n,) numbers of the items' classes among the C; -1 for none, and for a class without proxy."
-    return places_of_classes(as_labels(labels, n, device), self.class_numbers)
+    y = as_labels(labels, n, device)
+    if self.numbers_are_places:
+        return y.masked_fill(y >= self.classes, -1)
+    return places_of_classes(y, self.class_numbers)
 
 
 @patch
@@ -122,7 +133,8 @@ def operands(
 @patch
 def classes_of_proxies(self:Proxies, device):
     "(C K,) class of each row of `weight`."
-    return torch.arange(self.classes * self.centers, device=device) // self.centers
+    rows = torch.arange(self.classes * self.centers, device=device)
+    return rows if self.centers == 1 else rows // self.centers
 
 # %% ../../nbs/25_losses.proxies.ipynb #da741016
 @patch
@@ -183,6 +195,7 @@ def meet(
     """Learn which class each row is for: the classes in the order of their numbers. Raises
     ValueError for fewer proxies than classes."""
     meet_classes(self.class_numbers, labels)
+    look_at_numbers(self)
 
 # %% ../../nbs/25_losses.proxies.ipynb #939c105b
 class NormalizedSoftmax(Proxies):
@@ -239,16 +252,16 @@ class ClassSoftmax(PairLoss):
 
     def value_and_weights(self, S, pairs):
         M, slopes = self.pooled(S)
-        y = pairs.batch.y[pairs.rows, None]                              # (b, 1), -1: no class
+        y = pairs.of_rows(pairs.batch.y)[:, None]                        # (b, 1), -1: no class
         at = y.clamp(min=0)
         eased, slope = self.eased(M.gather(1, at))
         logits = torch.mul(M, self.scale, out=pairs.buffer(M)).scatter_(1, at, -inf)
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
-        x = (wrong - self.scale * eased).masked_fill(y < 0, -inf)        # of a wrong class
-        items = (pairs.batch.n_pos > 0).sum().clamp(min=1).double()
+        x = (wrong - self.scale * eased).masked_fill_(y < 0, -inf)       # of a wrong class
+        items = (pairs.batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
-        r = x.sigmoid().mul_(self.scale / items)
-        W = softmax.mul_(r).scatter_(1, at, -r * slope)
+        r = x.sigmoid().mul_(self.scale).div_(items)
+        W = softmax.mul_(r).scatter_(1, at, slope.mul_(r).neg_())
         return value, W if slopes is None else (slopes * W[:, :, None]).flatten(1)
 
 # %% ../../nbs/25_losses.proxies.ipynb #9e7d616d
@@ -271,9 +284,9 @@ class ArcSoftmax(ClassSoftmax):
         margin = radians(self.margin)
         sine, inverse = root(1 - own * own)
         past = own < -cos(margin)                                        # θ > π - m
-        eased = cos(margin) * own - sin(margin) * sine
-        slope = cos(margin) + sin(margin) * own * inverse
-        return eased.where(~past, own - margin * sin(margin)), slope.where(~past, 1.)
+        eased = (cos(margin) * own).sub_(sine, alpha=sin(margin))
+        slope = (own * inverse).mul_(sin(margin)).add_(cos(margin)).masked_fill_(past, 1.)
+        return torch.where(past, own - margin * sin(margin), eased), slope
 
 # %% ../../nbs/25_losses.proxies.ipynb #cc422acf
 class ArcFace(Proxies):
@@ -389,10 +402,11 @@ class AnchorSums(PairLoss):
         self.alpha = check_number('alpha', alpha, above=0)
 
     def value_and_weights(self, S, pairs):
-        P, N = pairs.split(S)
-        far, w_pos = log_sum_exp(P.sub_(self.margin).mul_(-self.alpha), 1.)  # (b, 1), (b, c)
-        near, w_neg = log_sum_exp(N.add_(self.margin).mul_(self.alpha), 1.)  # (b, 1), (b, R)
-        with_pos = (pairs.batch.n_pos > 0).sum().clamp(min=1).double()
+        P, N = pairs.split(S, scale=self.alpha)
+        shift = self.alpha * self.margin
+        far, w_pos = log_sum_exp(shift - P, plus=1.)                         # (b, 1), (b, c)
+        near, w_neg = log_sum_exp(N.add_(shift), plus=1.)                    # (b, 1), (b, R)
+        with_pos = (pairs.batch.n_pos > 0).sum(dtype=torch.float64).clamp(min=1)
         B = pairs.batch.size
         value = far.sum(dtype=torch.float64) / with_pos + near.sum(dtype=torch.float64) / B
         return value, pairs.weights(w_pos.mul_(-self.alpha / with_pos), w_neg.mul_(self.alpha / B))

@@ -62,10 +62,11 @@ def hinge_sorted(
     k = torch.searchsorted(ranked, N)                 # (b, R) positives strictly below a negative
     count = k.to(N.dtype)
     by_count = N.new_zeros(len(P), P.shape[1] + 1)    # (b, c + 1) negatives by how many they meet
-    by_count.scatter_add_(1, k, torch.ones_like(count))
-    met = by_count.flip(1).cumsum(1).flip(1)[:, 1:]   # rank r is met by those with k > r
-    gained = (N.masked_fill_(k == 0, 0) * count).sum(dtype=torch.float64)
-    lost = (ranked.masked_fill(met == 0, 0) * met).sum(dtype=torch.float64)
+    by_count.scatter_(1, k, 1, reduce='add')
+    met = N.shape[1] - by_count.cumsum(1)[:, :-1]     # rank r is met by those with k > r
+    most = torch.finfo(N.dtype).max                   # times 0 it is 0, as infinity is not
+    gained = (N.clamp_(min=-most) * count).sum(dtype=torch.float64)
+    lost = (ranked.clamp_(max=most) * met).sum(dtype=torch.float64)
     return gained - lost, torch.empty_like(P).scatter_(1, order, met), count
 
 # %% ../../nbs/18_losses.triplet.ipynb #ae850dbb
@@ -89,6 +90,7 @@ class Triplet(PairLoss):
     al. 2018, eqs. 5 and 8)."""
     reductions = 'mean', 'sum'
     opaque = True
+    masked = 2**12
     few = 64                 # lists of positives up to which columns are cheaper than sorting
 
     def __init__(
@@ -146,12 +148,13 @@ def check_select(select):
 def value_and_weights(self:Triplet, S, pairs):
     listed, number = self.listed(pairs)
     margin = self.margin / self.scale                              # of similarities
-    share = self.scale if self._reduction == 'sum' else self.scale / number
     if listed is None:
         value, W = self.all_triplets(S, pairs, margin)
     else:
         value, W = hinge_listed(S, *listed, margin)
-    return value * share, W.mul_(share)
+    if self._reduction == 'mean':
+        value, W = value / number, W.div_(number)
+    return (value, W) if self.scale == 1 else (value * self.scale, W.mul_(self.scale))
 
 
 @patch

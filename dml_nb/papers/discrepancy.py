@@ -34,7 +34,7 @@ from ..data.splits import split_by_image
 from ..training.embedding import create_embedder
 from ..experiments.recipe import Recipe, recipe_loss
 from ..experiments.statistics import interval, paired_interval, welch
-from ..experiments.store import Shelf, run_path
+from ..experiments.store import Shelf, kept_path, run_key, run_path
 from ..experiments.sweeps import choose
 from ..experiments.trial import kept_run
 from ..data.noise import asymmetric_noise, symmetric_noise
@@ -410,9 +410,14 @@ def _step_seconds(
     return found
 
 
+def _time_path(folder) -> Path: # of the timing by this code on this machine
+    key = run_key(_BASES['digits'], 'made-up pictures', module='dml_nb.papers.discrepancy')
+    return kept_path(folder, key, 'step_seconds_')
+
+
 def _time_rows(scale, folder) -> list: # of dicts: method, milliseconds of a step
     "The rows of the timing. Kept in the folder, so that they are measured once."
-    found = kept(Path(folder)/'step_seconds.json', lambda: dict(
+    found = kept(_time_path(folder), lambda: dict(
         rows={f'{classes} classes': _step_seconds(classes) for classes in (10, 20)}))['rows']
     return [dict(method=_method('Trip', term)) | {
                 f'{batch}, ms a step': 1000 * float(np.min(of[_method('Trip', term)]))

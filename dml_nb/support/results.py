@@ -45,7 +45,7 @@ def versions() -> dict:
     "Of what computes them; None for what is not installed."
     found = dict(python=platform.python_version())
     for name in ('dml_nb', 'torch', 'torchvision', 'fastai', 'numpy', 'scikit-learn', 'faiss-cpu',
-                 'pytorch-metric-learning', 'geomloss', 'POT'):
+                 'timm', 'pytorch-metric-learning', 'geomloss', 'POT'):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

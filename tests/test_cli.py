@@ -279,6 +279,17 @@ def test_help_imports_nothing_heavy(words, said):
     assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
 
 
+@pytest.mark.long
+def test_commands_that_do_not_train_load_no_library_for_it(drawings, tmp_path):
+    save_embedder(create_embedder('squeezenet1_1', size=32, seed=0), tmp_path/'model')
+    picture = next(drawings.rglob('*.png'))
+    for words in (['evaluate', 'model', drawings], ['index', 'model', drawings, '--out', 'index'],
+                  ['search', 'index', picture]):
+        run = subprocess.run([sys.executable, '-c', probe, *map(str, words)], cwd=tmp_path,
+                             capture_output=True, text=True, timeout=against_hanging)
+        assert run.returncode == 0 and run.stderr.splitlines()[-1] == 'numpy torch', run.stderr
+
+
 shell = f"{shlex.quote(sys.executable)} -c 'from dml_nb.cli import main; main()'"
 
 

@@ -2,8 +2,7 @@
 
 `load_pictures` reads pictures as people have them, and leaves out and names what cannot be read.
 `hold_back` says what to train on and what to judge by. [Training](58_search.everyday.ipynb) and
-the commands begin with these. Neither loads fastai, so
-a command that measures starts soon.
+the commands begin with these. Neither loads fastai, so a command that measures starts soon.
 
 Docs: https://dml-nb.github.io/dml_nb/search.pictures.html.md"""
 

@@ -64,7 +64,8 @@ def _options_of(reader) -> list:
     parameters = inspect.signature(reader).parameters
     names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
     if 'options' in parameters:
-        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error', 'tell') if n not in names]
+        of_files = 'size', 'mode', 'fit', 'cache', 'kept', 'on_error', 'tell'
+        names += [n for n in of_files if n not in names]
     return names
 
 

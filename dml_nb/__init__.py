@@ -21,6 +21,7 @@ Modules:
 - `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once where that is faster.
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
+- `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
@@ -61,15 +62,17 @@ Modules:
 - `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
+- `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
 - `dml_nb.support.validate`: One form of message for every argument that does not fit
-- `dml_nb.training.callbacks`: Any loss added to any Learner, and what each paper's method does to its pairs, epoch by epoch
+- `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.
 - `dml_nb.training.features`: What a frozen body sees is computed once; a trained embedder is saved without code.
 - `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
+- `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch.
 - `dml_nb.training.networks`: Small networks, those of torchvision and timm, cut before the classifier, and the files their weights come from.
 - `dml_nb.training.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.

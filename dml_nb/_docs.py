@@ -17,6 +17,10 @@ def drop_directives(cell):
         cell.source = re.sub(r'\A(#\|.*\n)+', '', cell.source)
 
 
+#: A signature as nbdev shows it, below its heading; other code on a page stays as it is.
+SIGNATURE = re.compile(r'(^#+ [^\n]*\n\n)(```python\n.*?^```)', re.S | re.M)
+
+
 def plain_signatures(cell):
     """Leave out of shown signatures what is no type that was written (the class of a default None,
     and the module that a page is while it runs) and fold their lines at a hundred characters."""
@@ -26,13 +30,13 @@ def plain_signatures(cell):
             if kind in shown:
                 text = ''.join(shown[kind])
                 text = text.replace(':NoneType=None', '=None').replace('__main__.', '')
-                text = re.sub(r'^```python\n.*?^```', folded, text, flags=re.S | re.M)
+                text = SIGNATURE.sub(lambda found: found[1] + folded(found[2]), text)
                 shown[kind] = upright(text) if kind == 'text/markdown' else text
 
 
 def folded(signature):
-    "A matched block of code with classes named without their modules, no line above 100 characters"
-    lines = re.sub(r'\b(?:[a-z_]\w*\.)+(?=[A-Z])', '', signature[0]).splitlines()
+    "Classes named without their modules, no line above 100 characters"
+    lines = re.sub(r'\b(?:[a-z_]\w*\.)+(?=[A-Z])', '', signature).splitlines()
     return '\n'.join(
         textwrap.fill(line, 100, subsequent_indent='        # ' if ' # ' in line else '    ')
         if len(line) > 100 else line for line in lines)
@@ -61,8 +65,10 @@ def rewrite(cell, change):
 
 #: Characters of a cell, in Markdown, from which on its column is wide on a phone.
 LONG_TEXT = 60
-#: What Markdown keeps as it is written, and the @ of a word elsewhere.
-AT_SIGN = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|\]\([^)]*\)|https?://\S+|(?<=\w)@(?=\w)', re.S)
+#: Code and formulas, which stay as they are written.
+LITERAL = r'```.*?```|`[^`]+`|\$\$.*?\$\$|\$[^$]+\$'
+#: What else Markdown keeps, and the @ of a word elsewhere.
+AT_SIGN = re.compile(LITERAL + r'|\]\([^)]*\)|https?://\S+|(?<=\w)@(?=\w)', re.S)
 
 
 def no_mail(cell):
@@ -83,9 +89,8 @@ def no_chance_links(cell):
     rewrite(cell, lambda text: re.sub(rf'\[`({names})`\]\([^)]*\)', r'`\1`', text))
 
 
-#: What stays as it is written, headings too, whose addresses would change; and a term of a sum.
-TERM = re.compile(r'```.*?```|`[^`]+`|\$[^$]+\$|^#.*?$|\bL\^([WLG])\b|\bL_(1\b|\{\w+\})',
-                  re.S | re.M)
+#: Headings stay, too, whose addresses would change; and a term of a sum.
+TERM = re.compile(LITERAL + r'|^#.*?$|\bL\^([WLG])\b|\bL_(1\b|\{\w+\})', re.S | re.M)
 
 
 def typeset_terms(cell):
@@ -148,14 +153,6 @@ class documented_once(OncePerPage):
             if call is not None:
                 shown.add(call[0])
         self.nb.cells = kept
-
-
-class finished_sentences(OncePerPage):
-    "End with a full stop what ends with a colon where the code that followed is not shown."
-    def begin(self):
-        for cell, following in zip(self.nb.cells, self.nb.cells[1:]):
-            if cell.cell_type == following.cell_type == 'markdown' and cell.source.endswith(':'):
-                cell.source = cell.source[:-1] + '.'
 
 
 class launch_link(OncePerPage):

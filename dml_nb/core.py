@@ -785,7 +785,7 @@ class Lists:
         classless = width == 0 if width.min() == 0 else None
         return same, positive, classless, place >= counts if counts.min() < len(place) else None
 
-
+# %% ../nbs/03_core.ipynb #7fa19eb2
 class EqualLists:
     "The same for a batch with itself that has as many of each class, as samplers draw it"
     own_elsewhere, unlabelled = False, np.empty(0, int)
@@ -827,7 +827,7 @@ def lists_of(y, y_ref, own, by_class, most=2**22):
             return EqualLists(order, size, by_class)
     return Lists(y, y_ref, own, by_class)
 
-
+# %% ../nbs/03_core.ipynb #7fa19eb4
 class ListBatch(Batch):
     """The same with lists, for the labelled anchors; ordered by class, a block can hold every row
     of its classes. Reads the labels on the host."""

@@ -323,7 +323,7 @@ def watch(
 def as_pixels(
     image, # (H, W), (H, W, 3) or (3, H, W), or (1, H, W)
 ) -> np.ndarray: # (H, W) or (H, W, 3)
-    "An image as matplotlib wants it."
+    "An image as matplotlib takes it."
     image = numbers(image)
     channels_first = image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3)
     if channels_first:
@@ -354,14 +354,14 @@ def draw_cell(
 def retrieval_grid(
     images, # of queries; anything indexed that gives images
     queries, # (q,) indices of the queries
-    neighbours, # (q, k) indices of what was found, best first
+    neighbours, # (q, k) indices of the items found, best first
     right, # (q, k) booleans
     ax=None, # axes to draw on
     gallery=None, # images that `neighbours` refers to, default `images`
     captions=None, # (q, k + 1) words under query and neighbours
     cmap:str='gray_r', # of images with one channel
 ): # the axes
-    """A row per query: itself, then what was found, framed solid blue if right and dashed orange
+    """A row per query: itself, then the items found, framed solid blue if right and dashed orange
     if wrong. Raises ValueError for numbers of rows that differ."""
     queries, neighbours, right = map(numbers, (queries, neighbours, right))
     if right.shape != neighbours.shape or len(queries) != len(right):

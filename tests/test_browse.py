@@ -20,7 +20,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from dml_nb.search import browse
-from dml_nb.search.browser import Collection, create_app
+from dml_nb.search.browser import create_app
+from dml_nb.search.mistakes import Collection
 from dml_nb.search import EmbeddingIndex
 
 programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
@@ -110,7 +111,7 @@ def test_addresses(address):
 def settled_text(client, address):
     "A page that computes, once it is done"
     for study in client.studies:
-        study.ask()
+        study.finished()
         study.join(against_hanging)
     return client.get(address).text
 
@@ -231,7 +232,7 @@ def test_names_that_are_no_utf8_are_shown(tmp_path):
                b'caf\xe9/2.png': (9, 9, 0)}
     client, seen = few_pictures(tmp_path, colours)
     study = seen.studied
-    study.ask()
+    study.finished()
     study.join(against_hanging)
     for address in ('/', '/worst', '/labels', '/classes', '/weights', '/weights.json?classes=2',
                     '/map.json', '/map.bin', '/thumb/3', '/image/3', '/item/0', '/item/3'):

@@ -127,6 +127,24 @@ def test_again_and_afresh(whole, dml):
     assert later.keys() == at.keys() and all(later[name] > at[name] for name in at)
 
 
+def test_a_comparison_says_which_runs_are_of_other_code(whole, tmp_path, dml):
+    "They are used only where that is asked for, and the code of each is in the results"
+    (tmp_path/'runs').mkdir()
+    for path in (whole/'runs').glob('*.json'):
+        run = json.loads(path.read_text(encoding='utf-8')) | dict(code='0123456789abcdef')
+        name = f'{path.stem.rpartition("-")[0]}-01234567.json'
+        (tmp_path/'runs'/name).write_text(json.dumps(run), encoding='utf-8')
+    at, words = changed_at(tmp_path), [*small, '--seeds', 1, '--out', tmp_path]
+    accepted = dml(*words, '--accept-other-code')
+    assert 'used: 2 kept runs of other code of dml_nb than this; without' in accepted.stdout
+    assert changed_at(tmp_path) == at and results(tmp_path)['code'] == '0123456789abcdef'
+    anew = dml(*words)
+    assert 'trained again: 2 kept runs of other code of dml_nb than this; --acc' in anew.stdout
+    assert len(changed_at(tmp_path)) == len(at) + 2
+    assert results(tmp_path)['code'] == results(whole)['code'] != '0123456789abcdef'
+    assert 'other code' not in dml(*words).stdout
+
+
 @pytest.mark.long
 def test_one_seed_has_no_interval(tmp_path, dml):
     run = dml(*small, '--seeds', 1, '--out', tmp_path)
@@ -587,7 +605,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
 def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
     result = dict(scale='medium', rows=[], trainings=2, seconds=3.)
     measuring = arriving(Exhibit, 'reproduce', result)
-    accepting = arriving(store, 'other_code', nullcontext(store.OtherCode(False)))
+    other = store.OtherCode(False)
+    accepting = arriving(store, 'other_code', nullcontext(other))
     found = json.loads(pressed('reproduce').stdout)
     assert accepting == dict(accepted=True)
     assert [each['key'] for each in found] == ['003/figure5a', '003/figure5b']
@@ -595,6 +614,8 @@ def test_reproduce_passes_every_option_on(pressed, arriving, tmp_path):
     assert measuring.pop('folder').resolve() == tmp_path/'out'/'runs'
     assert measuring == dict(scale='medium', workers=2, progress=False)
     assert '2 trainings, 3 s of training.' in pressed('reproduce', '--json').stdout
+    other.passed_over.add('a.json')
+    assert 'trained again: 1 kept run of other code' in pressed('reproduce', '--json').stdout
     result['trainings'] = 0                                 # counted, or trained by its own code
     assert 'Measured in 3 s.' in pressed('reproduce', '--json').stdout
 

@@ -128,7 +128,8 @@ def kinds_of_nodes(loss, *args):
 
 
 @pytest.mark.parametrize('loss, is_operator', [
-    (Contrastive(), False), (Contrastive(block=7), True), (Triplet(), True),
+    (Contrastive(), False), (Contrastive(block=7), True), (Contrastive(block=99), True),
+    (Triplet(), True),
     (MarginLoss(classes=9), False), (MarginLoss(classes=9, block=7), True)], ids=repr)
 def test_what_needs_blocks_is_one_operator(loss, is_operator):
     z, labels = batch(24)
@@ -138,7 +139,7 @@ def test_what_needs_blocks_is_one_operator(loss, is_operator):
 
 
 def test_a_large_batch_is_one_operator(monkeypatch):
-    monkeypatch.setattr(operator, 'one_block', lambda device: 30 * 30)
+    monkeypatch.setattr(operator, 'traced_pairs', lambda device: 30 * 30)
     loss = MultiSimilarity()
     compiled, counter = counted(loss)
     for B in sizes:

@@ -374,6 +374,20 @@ for seed in range(10**6):
 """
 
 
+@pytest.mark.parametrize('what', ['code_hash', 'versions'])
+def test_features_of_other_code_are_computed_anew(what, tmp_path, monkeypatch):
+    embedder, images = create_embedder(dim=4, channels=1, size=8, seed=0), load_data('digits')
+
+    def file():
+        return Features(embedder, images.subset(range(9)), tmp_path, progress=False).file
+
+    kept = file()
+    assert file() == kept
+    other = dict(code_hash='another', versions=features.versions() | dict(timm='another'))
+    monkeypatch.setattr(features, what, lambda *module: other[what])
+    assert file() != kept and len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.long
 def test_killed_at_any_moment_files_are_whole_or_absent(tmp_path):
     rng = np.random.default_rng(0)

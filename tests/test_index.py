@@ -535,6 +535,21 @@ def test_entries_of_cells_are_checked(entry, becomes, tmp_path):
     refused(tmp_path, 'structure.faiss: expected each of the 1,200 entries in one cell')
 
 
+@pytest.mark.parametrize('cells, dim', [(9000, 8), (0, 8), (None, 12)])
+def test_centres_of_cells_are_checked(cells, dim, tmp_path):
+    "Others would be searched, and cells asked for that are not there"
+    index = EmbeddingIndex(8, 'ivfpq')
+    index.add(rows(1200, 8))
+    index.save(tmp_path)
+    whole = index_store.read(tmp_path)[1]['structure.faiss']
+    searcher = faiss.deserialize_index(np.frombuffer(whole, np.uint8))
+    centres = faiss.IndexFlatIP(dim)
+    centres.add(rows(searcher.nlist if cells is None else cells, dim).numpy())
+    searcher.quantizer = centres
+    forged(tmp_path, 'structure.faiss', as_bytes(searcher))
+    refused(tmp_path, 'structure.faiss: expected a ')
+
+
 @pytest.mark.parametrize('facts', [
     dict(dim='8'), dict(dim=True), dict(dim=0), dict(dim=9), dict(kind=['flat']), dict(kind='ivf'),
     dict(kind='flat'), dict(kind='ivfpq'), dict(effort=0), dict(effort=1.5), dict(rows=7),

@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from test_pages import code_cells, pages
 
+from dml_nb import DEFAULT_LOSS
+from dml_nb.losses.catalogue import LOSSES
 from dml_nb.support.results import commit, imported_modules
 
 root = Path(__file__).resolve().parents[1]
@@ -40,7 +42,9 @@ def settings():
     ('dml_nb.evaluation.retrieval', heavy),
     ('dml_nb.search.index', ('fastai', 'sympy', 'matplotlib', 'torchvision')),
     ('dml_nb.training.distribution', heavy),
-    ('dml_nb.training.embedding', ('fastai', 'torchvision'))])
+    ('dml_nb.search.folders', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
+    ('dml_nb.search.mistakes', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
+    ('dml_nb.training.embedding', ('fastai', 'torchvision', 'fasthtml'))])
 def test_imports_are_light(module, unwanted):
     code = f'import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))'
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
@@ -137,6 +141,11 @@ def test_readme_is_current():
     command = [sys.executable, root/'tools'/'readme.py', '--check']
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+def test_the_readme_begins_with_the_default_loss():
+    text = (root/'README.md').read_text(encoding='utf-8')
+    line, = (line for line in text.splitlines() if 'the loss to start with' in line)
+    assert f' {type(LOSSES[DEFAULT_LOSS]()).__name__}(' in line
 
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(r'\]\((?!https?:)([^)#]+)', (root/'README.md').read_text(encoding='utf-8'))

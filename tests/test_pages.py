@@ -221,6 +221,14 @@ def test_long_measurements_are_folded(page):
 
 
 @each_page
+def test_measurements_are_named_after_their_page(page):
+    stem = page.stem.partition('_')[2]
+    names = [name for source, *_ in code_cells(page)
+             for name in re.findall(r"^@measurement\('([\w.]+)'", source, re.M)]
+    assert not [name for name in names if name != stem and not name.startswith(f'{stem}.')]
+
+
+@each_page
 def test_outputs_name_no_folder_of_a_machine(page):
     written = json.dumps([outputs for *_, outputs in code_cells(page)])
     assert 'site-packages' not in written

@@ -1,19 +1,31 @@
 "Recipes of the adapted triplet paper at its own scale, on made-up files in the official layouts."
 import gzip
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from layouts import made_up_products
-from papers import misquoted, record_of
+from papers import misquoted, record_of, text_of
 
 from dml_nb.experiments import run
 from dml_nb.papers import adapted
-from dml_nb.papers.exhibits import made_up_birds, one_step
+from dml_nb.papers.exhibits import made_up_birds, one_step, printed_rows
 
 
 def test_claims_are_quoted():
     assert misquoted(adapted.CLAIMS, r'\s+(?=\.)') == []
+
+
+@pytest.mark.parametrize('name', adapted._TABLE1)
+def test_printed_numbers_stand_on_their_lines(name):
+    lines = text_of('003').splitlines()
+    for row in printed_rows(f'adapted/{name}', ''):
+        line = re.sub('</?b>', '', lines[int(row['source'].split()[1]) - 1])
+        first, *cells = line.split('\t')
+        assert float(re.search(r'= ([\d.]+)', first)[1]) == row['λ']
+        assert [float(cell) for cell in cells] == [
+            value for column, value in row.items() if column.startswith('R@')]
 
 
 def made_birds(folder):

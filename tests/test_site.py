@@ -2,7 +2,6 @@
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 from nbdev.frontmatter import FrontmatterProc
 from nbdev.process import NBProcessor, mk_cell
@@ -54,10 +53,10 @@ def test_intervals_are_held_together():
         _docs.hold_intervals(cell)
     assert text.source == '1 ±\u00a02' and code.source == "print('1 ± 2')"
     assert code.outputs[0]['data'] == {'text/markdown': '| 1 ±\u00a02 |', 'text/plain': '1 ± 2'}
-    listed = mk_cell('| less (± 1 is asked):<br>a, K = 1 +2 ± 3e-05<br>b -0.1 ± .2 | 1 |', 'markdown')
+    listed = mk_cell('| less (± 1 expected):<br>a, K = 1 +2 ± 3e-05<br>b -0.1 ± .2 | 1 |', 'markdown')
     _docs.hold_intervals(listed)
     assert listed.source.replace('\u00a0', '_') == (
-        '| less (±_1 is asked):<br>a,_K_=_1_+2_±_3e-05<br>b_-0.1_±_.2 | 1 |')
+        '| less (±_1 expected):<br>a,_K_=_1_+2_±_3e-05<br>b_-0.1_±_.2 | 1 |')
 
 
 @each_page
@@ -108,6 +107,18 @@ def test_each_name_is_documented_once(page):
         assert 'show_doc(Embedder.frozen)' in shown
 
 
+def test_code_that_is_no_signature_is_shown_as_it_is():
+    source = '<details>\n\n```python\ndef f():\n    return sp.Matrix([1])\n```\n\n</details>'
+    code = mk_cell('show(f)', 'code')
+    code.outputs = [dict(data={'text/markdown': [source]})]
+    _docs.plain_signatures(code)
+    assert code.outputs[0]['data']['text/markdown'] == source
+    signature = '### f\n\n```python\ndef f(\n    z:torch.Tensor, # rows\n):\n```'
+    code.outputs = [dict(data={'text/markdown': [signature]})]
+    _docs.plain_signatures(code)
+    assert code.outputs[0]['data']['text/markdown'] == signature.replace('torch.', '')
+
+
 def test_names_of_losses_are_no_links_by_chance():
     links = '[`circle`](https://x.org/plots.html#circle)', '[`Circle`](https://x.org/c.html#Circle)'
     text = mk_cell(' and '.join(links), 'markdown')
@@ -115,12 +126,22 @@ def test_names_of_losses_are_no_links_by_chance():
     assert text.source == f'`circle` and {links[1]}'
 
 
-def test_sentences_before_hidden_code_are_finished():
-    nb = SimpleNamespace(cells=[
-        mk_cell('What is kept:', 'markdown'), mk_cell('kept', 'code'),
-        mk_cell('What is hidden:', 'markdown'), mk_cell('## Next', 'markdown')])
-    _docs.finished_sentences(nb).begin()
-    assert [cell.source for cell in nb.cells[::2]] == ['What is kept:', 'What is hidden.']
+def shown_cells(page):
+    "The cells of a page that the site shows, by nbdev's own steps alone"
+    steps = [step for step in FilterDefaults().base_procs()
+             if step.__name__ not in ('exec_show_docs', 'FrontmatterProc')]
+    work = NBProcessor(page, procs=steps, rm_directives='quarto')
+    work.process()
+    return work.nb.cells
+
+
+@each_page
+def test_sentences_before_hidden_code_are_finished(page):
+    "A colon announces code or a list; where the code is hidden, the sentence ends with a full stop"
+    shown = shown_cells(page)
+    texts = [cell for cell, following in zip(shown, shown[1:])
+             if cell.cell_type == following.cell_type == 'markdown']
+    assert not [cell.source[-80:] for cell in texts if cell.source.rstrip().endswith(':')]
 
 
 def test_columns_of_long_texts_are_marked():
@@ -140,3 +161,7 @@ def test_terms_are_typeset():
     _docs.typeset_terms(text)
     terms = r'Trip + $L^{\mathcal W}$, “$L^{\mathcal L}$”, $L_\mathrm{Local}$, $L_\mathrm1$'
     assert text.source == f'# L^W\n{terms}, {kept}'
+    displayed = '$$L_{1}=1$$ so $x$, and $\\mathcal L_{semi}/y$ of it'
+    text = mk_cell(displayed, 'markdown')
+    _docs.typeset_terms(text)
+    assert text.source == displayed

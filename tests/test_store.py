@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from dml_nb.search.browser import Collection, create_app
+from dml_nb.search.browser import create_app
+from dml_nb.search.mistakes import Collection
 from dml_nb.support.storage import one_writer, write_atomically
 from dml_nb.cli import app
 from dml_nb.data import ImageSet
@@ -69,17 +70,17 @@ WORKS = [index, train, embed, browse]
 
 
 def again_and_again(work, root, seed, started):
-    "In a process of its own: both models in turn, as fast as it can"
+    "In a process of its own: both models in turn, as fast as it can once it has done it slowly"
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    started.set()
     for step in itertools.count(seed):
         try:
             work(root, step % 2)
         except BlockingIOError:                         # the other one writes
             time.sleep(.001)
+        started.set()
 
 
 def check_index(root):
@@ -137,13 +138,12 @@ def test_after_any_kill_each_folder_is_of_one_model(root):
     seen = {check_index: set(), check_arrays: set(), check_model: set()}
     for attempt in range(KILLS):
         pair = WORKS[attempt % 3], WORKS[(attempt % 3, 3)[attempt % 2]]
-        children = []
-        for seed, work in enumerate(pair):
-            started = served.Event()
-            child = served.Process(target=again_and_again, args=(work, root, seed, started))
+        started = served.Event(), served.Event()
+        children = [served.Process(target=again_and_again, args=(work, root, seed, started[seed]))
+                    for seed, work in enumerate(pair)]
+        for child in children:
             child.start()
-            assert started.wait(60)
-            children.append(child)
+        assert all(each.wait(60) for each in started)
         for child in children:
             time.sleep(random.uniform(.001, .6))
             os.kill(child.pid, signal.SIGKILL)
@@ -152,7 +152,8 @@ def test_after_any_kill_each_folder_is_of_one_model(root):
             assert child.exitcode == -signal.SIGKILL    # it met no error of another kind
         for check, found in seen.items():
             found.add(check(root))
-    assert all(len(found) == 2 for found in seen.values())
+    assert {check.__name__: len(found) for check, found in seen.items()} == dict(
+        check_index=2, check_arrays=2, check_model=2)
     for work in WORKS:
         work(root, 1)
     for folder in (root/'index', root/'model'/'embedder'):

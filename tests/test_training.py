@@ -85,9 +85,18 @@ def test_the_hash_of_the_code_covers_all_that_trains(monkeypatch):
     code_hash()
     assert read >= {
         'experiments.recipe', 'experiments.store', 'experiments.trial', 'training.learner',
-        'training.callbacks', 'training.memory', 'data.samplers', 'data.noise', 'weighting',
-        'evaluation.retrieval', 'losses.dro', 'losses.catalogue', 'losses.triplet', 'transport'}
+        'training.callbacks', 'training.methods', 'training.memory', 'data.samplers',
+        'data.noise', 'weighting', 'evaluation.ranks', 'evaluation.retrieval', 'losses.dro',
+        'losses.catalogue', 'losses.triplet', 'transport'}
     assert not read & {'experiments.sweeps', 'experiments.compare', 'experiments.report', 'cli'}
+
+
+@pytest.mark.long
+def test_the_code_is_read_before_it_can_be_edited():
+    "With the modules that train, not with the first run"
+    asked = 'from dml_nb.experiments import store; print(store.code_hash.cache_info().currsize)'
+    run = subprocess.run([sys.executable, '-c', asked], capture_output=True, text=True)
+    assert run.stdout.strip() == '1', run.stderr
 
 
 def test_all_recipes_are_checked_before_the_first_training(parts, monkeypatch, tmp_path):

@@ -175,7 +175,7 @@ def writable_folder(
 # %% ../../nbs/68_cli.base.ipynb #49fd2bbe
 def listed_names(
     text:str, # names with commas between them
-    option:str, # that they were given to
+    option:str, # whose value they are
 ) -> list:
     "The names without repeats. Fails in one line if there are none."
     names = [name.strip() for name in text.split(',') if name.strip()]
@@ -187,7 +187,7 @@ def listed_names(
 def check_names(
     names:list,
     known, # possible names
-    option:str, # that they were given to
+    option:str, # whose value they are
 ):
     "Fails in one line for unknown names, with the known one that is nearest to the first."
     unknown = [name for name in names if name not in known]
@@ -199,7 +199,7 @@ def check_names(
 
 def check_losses(
     names:list,
-    option:str, # that they were given to
+    option:str, # whose value they are
 ):
     "Fails in one line for unknown names. Raises `ValueError` for a file without such a loss."
     from dml_nb.losses.catalogue import LOSSES, is_own      # without fastai, in half the time
@@ -213,7 +213,7 @@ def check_losses(
 
 def check_data(
     data:str, # as `load_data` takes it
-    option:str='data', # that it was given to
+    option:str='data', # whose value it is
 ):
     "Fails in one line for what is written as a path where there is nothing."
     kind, colon, path = data.partition(':')

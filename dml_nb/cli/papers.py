@@ -52,7 +52,7 @@ def side_by_side(
 def as_json(
     exhibit, # an `Exhibit`
 ) -> dict:
-    "What a program wants to know of it."
+    "What a program reads of it."
     names = ('key', 'title', 'status', 'note', 'errata', 'source', 'printed')
     return {name: getattr(exhibit, name) for name in names}
 

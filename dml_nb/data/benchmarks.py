@@ -48,7 +48,7 @@ def _find(
     layouts, # lists of files, one of which must lie there; most usual last
     source, # who publishes them
     fetch=None, # downloads the set where it is not found
-    look=None, # what to do with a folder instead: gives None, or what was found in it
+    look=None, # what to do with a folder instead: gives None, or what it finds there
 ) -> tuple: # the folder and its layout; or what `look` found
     "Where a set lies. Raises FileNotFoundError saying which file to put where."
     folders = [data_folder(root), *(data_folder(root)/place for place in places)]
@@ -219,7 +219,7 @@ def read_cifar100(root=None, download=False, size=None, superclasses:bool=False)
 
 
 def read_stl10(root=None, download=False, size=None, unlabelled:bool=False) -> ImageSet:
-    "Coates, Lee and Ng's STL-10 (2011), 96×96; 100,000 more without labels if asked for"
+    "Coates, Lee and Ng's STL-10 (2011), 96×96; 100,000 more without labels on request"
     parts = {'train': {'split': 'train'}, 'test': {'split': 'test'}}
     if unlabelled:
         parts['unlabelled'] = {'split': 'unlabeled'}

@@ -2,7 +2,7 @@
 
 An `ImageSet` holds pictures, or vectors in their place, with integer labels, the names of the
 classes and, where the source has them, a camera and an official split. Pictures lie in one array
-or in files, which are read when they are asked for and kept once decoded. A subset shares the
+or in files, which are read when they are needed and kept once decoded. A subset shares the
 pixels of its set, `images.show()` draws a grid of them, and `images.sha256()` says which data it
 was. `load_data`, on a later page, makes such sets of names and paths.
 
@@ -338,7 +338,7 @@ def _upright_sides(file) -> tuple: # width and height once upright
 
 @patch
 def check_alike(self:ImageFiles):
-    "Raises ValueError where pictures differ in size and none was asked for; reads headers."
+    "Raises ValueError where pictures differ in size and no size is set; reads headers."
     if self.size is not None:
         return
     first = None
@@ -358,7 +358,7 @@ class ImageSet:
 
     pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
     skipped = () # names of the pictures that `on_error='skip'` left out
-    depth = 1 # of the folders that are its classes, as `load_data` was told
+    depth = 1 # of the folders that are its classes, as given to `load_data`
 
     def __init__(
         self,
@@ -527,7 +527,7 @@ def transformed(
     self:ImageSet,
     function, # of a picture (C, H, W), or of a vector (F,), giving another
 ) -> ImageSet:
-    "The same items, each put through a function whenever it is asked for."
+    "The same items, each put through a function each time it is read."
     changed = copy(self)
     changed.source = _Transformed(self.source, function)
     return changed

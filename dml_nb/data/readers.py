@@ -266,7 +266,7 @@ def picture_set(
     "The set that a table describes; raises as this section says"
     check_choice('on_error', on_error, 'raise', 'skip')
     if not len(files):
-        raise ValueError(f'{name}: expected pictures in {base}, none was found')
+        raise ValueError(f'{name}: expected pictures in {base}, found none')
     check_classes(name, labels, classes)
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)

@@ -86,7 +86,7 @@ def gradients_by_number(
         batch = Batch(None, None, own, masks, tuple(triplets) or None)
     with torch.no_grad(), full_precision(x.device):
         value, dx, dr = gradients(loss, x, *(r or [x]), batch, not r, to_x, to_r)
-    found = [value, dx, dr] if r else [value, dx]
+    found = [value.double(), dx, dr] if r else [value.double(), dx]
     return [torch.zeros_like(like) if t is None else t.contiguous()
             for t, like in zip(found, (value, x, *r))]
 
@@ -96,9 +96,17 @@ def _(x, r, own, labels, masks, triplets, to_x, to_r, numbers, weights):
     return [x.new_empty((), dtype=torch.float64), *(t.new_empty(t.shape) for t in (x, *r))]
 
 # %% ../../nbs/04_engine.operator.ipynb #9aff64ec
+def traced_pairs(
+    device:torch.device, # where S is
+) -> int: # pairs of a batch
+    "Up to so many a traced formula is the faster one, and what it allocates is of no concern."
+    return 2**16 if device.type == 'cpu' else one_block(device)
+
+
 def gradients_in_graph(loss, x, r, batch, alone, to_x, to_r):
     "The same while a compiler traces: the formula of one block, or else one operator."
-    if loss.opaque or loss.block is not None or batch.size * batch.columns > one_block(x.device):
+    is_large = batch.size * batch.columns > traced_pairs(x.device)
+    if loss.opaque or loss.block is not None or is_large:
         return gradients_by_operator(loss, x, r, batch, alone, to_x, to_r)
     return gradient_of_one_block(loss, x, r, batch, alone, True, True)
 

@@ -30,7 +30,8 @@ from torch import Tensor
 from ..core import check_embeddings, unit
 from ..support.validate import check_choice, check_number
 from ..losses import nearest_class_mean as nearest_mean_of_references
-from .retrieval import as_ids, distinct
+from .ranks import as_ids
+from .retrieval import distinct
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #d47466ee
 def _rows(

@@ -137,7 +137,7 @@ def measure(
     threads:int=1,
     turns:int=None, # None: as the comparison says
     budget:float=60., # seconds that the turns may take
-    memory:bool=True, # is it wanted
+    memory:bool=True, # measure it as well
 ) -> list: # of dicts, one for each side
     "Median seconds and their quartiles, and extra megabytes, of each side; absent ones are named."
     sides = [side for side in comparison.sides if side.version is not None]

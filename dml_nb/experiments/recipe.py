@@ -48,7 +48,7 @@ from ..losses import (
     SemiHardPairs)
 from ..losses.catalogue import LOSSES, Entry, is_own
 from ..losses.dro import BinomialPair, MarginPair
-from ..training import callbacks
+from ..training import callbacks, methods
 from ..training.networks import BODIES, SMALL, is_timm
 from ..training.learner import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
@@ -196,7 +196,7 @@ def naming_own(
     doing:str, # what is done inside
     name:str, # of the loss that it is done with
 ):
-    "What fails with a loss in somebody's file is a `ValueError` that names file, class and error."
+    "What fails with a loss in a user's file is a `ValueError` that names file, class and error."
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -241,6 +241,68 @@ def make_loss(
     return loss if miner is None else PeerLoss(loss, miner, title=_call(name, options))
 
 # %% ../../nbs/60_experiments.recipe.ipynb #eae1a0e1
+def checked(
+    check, # function of a field's name and value; raises `ValueError` for a value that is wrong
+    default, # None is right, too, where it is the default
+):
+    "A field of a recipe with its check."
+    kind = dict(default=default)
+    if isinstance(default, list):
+        kind = dict(default_factory=partial(list, default))
+    return field(**kind, metadata=dict(check=check))
+
+
+def number(
+    default,
+    **limits, # of `check_number`
+):
+    "A field for a number."
+    return checked(partial(check_number, **limits), default)
+
+
+def one_of(
+    *choices, # the first is the default
+):
+    "A field with few values."
+    return checked(lambda name, value: check_choice(name, value, *choices), choices[0])
+
+# %% ../../nbs/60_experiments.recipe.ipynb #3f5aaeb1
+def check_data(name, value):
+    name_and_path(str(value))                              # raises for neither a source nor a path
+
+
+def check_arch(name, value):
+    if value not in SMALL and value not in BODIES and not is_timm(value):
+        raise ValueError(f'{name}: expected one of {", ".join([*SMALL, *BODIES])} or timm:NAME, '
+                         f'got {value!r}')
+
+
+def check_body_weights(name, value):
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: expected None, 'DEFAULT', 'imagenet' or the path of a file, got "
+                         f'{value!r}')
+
+
+def check_noise(name, value):
+    if not value:
+        return
+    kind, rate = value if len(value) == 2 else (None, None)
+    if kind not in ('symmetric', 'asymmetric'):
+        raise ValueError(f"{name}: expected [], ['symmetric', rate] or ['asymmetric', rate], got "
+                         f'{value!r}')
+    check_number(name, rate, lo=0, hi=1)
+
+
+#: What can be measured.
+KINDS = 'retrieval', 'clustering', 'verification', 'probe', 'class_mean', 'spectrum'
+
+
+def check_measures(name, value):
+    unknown = [each for each in value if each not in KINDS]
+    if unknown or not 0 < len(value) == len(set(value)):
+        raise ValueError(f'{name}: expected some of {", ".join(KINDS)}, each once, got {value!r}')
+
+# %% ../../nbs/60_experiments.recipe.ipynb #8aa4aeba
 @dataclass(frozen=True)
 class Recipe:
     """One training as data.
@@ -249,41 +311,41 @@ class Recipe:
     range, and fields that contradict each other."""
     loss:str = DEFAULT_LOSS # in `LOSSES`, or 'FILE.py:CLASS', or 'pml:CLASS' (`make_loss`)
     options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
-    data:str = 'digits' # as `load_data` takes it
-    size:int = None # side of pictures read from files, in pixels; None: as stored
-    split:str = 'image' # test on a fifth of each class; on 'class': half of them; or 'official'
-    turned:bool = False # train on the pictures in their eight positions, each a class of its own
-    arch:str = 'small_convnet' # as in `create_embedder`
-    dim:int = 64 # of the embeddings
-    epochs:int = 3 # passes over the training images
-    lr:float = 1e-3 # the highest of the schedule
-    classes:int = 10 # P: classes per batch
-    per_class:int = 8 # M: images of each
-    seed:int = 0 # of held-out images, weights and batches
-    threads:int = 1 # of torch
-    pictures:bool = False # also keep what a report draws
+    data:str = checked(check_data, 'digits') # as `load_data` takes it
+    size:int = number(None, lo=1, integer=True) # side of pictures from files; None: as stored
+    split:str = one_of('image', 'class', 'official') # or 'class' or 'official': what is tested
+    turned:bool = checked(check_flag, False) # the eight positions of a picture, each a class
+    arch:str = checked(check_arch, 'small_convnet') # as in `create_embedder`
+    dim:int = number(64, lo=1, integer=True) # of the embeddings
+    epochs:int = number(3, lo=1, integer=True) # passes over the training images
+    lr:float = number(1e-3, above=0) # the highest of the schedule
+    classes:int = number(10, lo=1, integer=True) # P: classes per batch
+    per_class:int = number(8, lo=1, integer=True) # M: images of each
+    seed:int = number(0, lo=0, hi=2**32 - 1, integer=True) # of held-out images, weights, batches
+    threads:int = number(1, lo=1, integer=True) # of torch
+    pictures:bool = checked(check_flag, False) # also keep what a report draws
     plus:list = field(default_factory=list) # more terms: dictionaries of loss, weight, options
-    callback:str = None # a class of `dml_nb.training.callbacks`, such as 'DROCallback'
+    callback:str = None # a class of `dml_nb.training`, as 'DROCallback'
     callback_options:dict = field(default_factory=dict) # its parameters that are JSON
-    memory:int = 0 # past embeddings in a `CrossBatchMemory` around the loss; 0: none
-    chunk:int = 0 # rows at a time by `GradientCache`; 0: the whole batch
-    part:str = 'test' # what is searched: 'test', or 'valid', to choose settings by
-    valid:float = 0. # share of the training classes, the last ones, that is kept for choosing
-    noise:list = field(default_factory=list) # wrong labels: ['symmetric', .2], ['asymmetric', .2]
-    augment:str = None # 'crop_flip': moved by up to an eighth of the side, and mirrored
-    weights:str = None # of the body, as in `create_embedder`
-    frozen:bool = False # the body stays; a head learns on its standardised features
-    head:str = 'linear' # 'linear', 'mlp' or None
-    body_width:int = None # of `small_convnet`; None: its own
-    steps:int = 0 # of the optimiser, in place of `epochs`; 0: epochs count
-    optimizer:str = 'adam' # 'adam', 'adamw' or 'sgd' with momentum
-    schedule:str = 'one_cycle' # of the learning rate; or 'cosine', falling to 0; or 'flat'
-    weight_decay:float = None # None: fastai's own, 0.01 for Adam and 0 for SGD
-    precision:str = 'float32' # or 'bfloat16'
-    unlabelled:float = 0. # share of the training images whose labels are hidden
-    measures:list = field(default_factory=lambda: ['retrieval']) # names in `KINDS`
-    every:int = 0 # with `steps`: also measure each so many steps; 0: once, at the end
-    depth:int = 1 # of the folders that are the classes: 2 for photos/GROUP/CLASS
+    memory:int = number(0, lo=0, integer=True) # past embeddings to compare with; 0: none
+    chunk:int = number(0, lo=0, integer=True) # rows at a time by `GradientCache`; 0: the batch
+    part:str = one_of('test', 'valid') # what is searched, or 'valid': to choose settings by
+    valid:float = number(0., lo=0, below=1) # share of the training classes kept for choosing
+    noise:list = checked(check_noise, []) # wrong labels: ['symmetric', .2], ['asymmetric', .2]
+    augment:str = one_of(None, 'crop_flip') # 'crop_flip': moved by up to an eighth, mirrored
+    weights:str = checked(check_body_weights, None) # of the body, as in `create_embedder`
+    frozen:bool = checked(check_flag, False) # only a head learns, on standardised features
+    head:str = one_of('linear', 'mlp', None) # or 'mlp', or None
+    body_width:int = number(None, lo=1, integer=True) # of `small_convnet`; None: its own
+    steps:int = number(0, lo=0, integer=True) # of the optimiser; 0: `epochs` count
+    optimizer:str = one_of('adam', 'adamw', 'sgd') # or 'adamw', or 'sgd' with momentum
+    schedule:str = one_of('one_cycle', 'cosine', 'flat') # or 'cosine', falling to 0, or 'flat'
+    weight_decay:float = number(None, lo=0) # None: fastai's own, 0.01 for Adam and 0 for SGD
+    precision:str = one_of('float32', 'bfloat16') # or 'bfloat16'
+    unlabelled:float = number(0., lo=0, below=1) # share of training images with hidden labels
+    measures:list = checked(check_measures, ['retrieval']) # names in `KINDS`
+    every:int = number(0, lo=0, integer=True) # steps between measurements; 0: one, at the end
+    depth:int = number(1, lo=1, integer=True) # of the folders that are classes: 2 for GROUP/CLASS
 
     def __repr__(self):
         "The fields that are not as they are by default."
@@ -301,8 +363,10 @@ def check_json(
     recipe:Recipe,
 ):
     "Lists as lists. Raises `ValueError` naming a field that JSON cannot hold."
-    kinds = dict(plus=list, noise=list, measures=list, options=dict, callback_options=dict)
+    kinds = {each.name: each.type for each in dataclasses.fields(Recipe)}
     for name, kind in kinds.items():
+        if kind not in (list, dict):
+            continue
         value = getattr(recipe, name)
         if kind is list and isinstance(value, tuple):
             value = list(value)
@@ -316,54 +380,15 @@ def check_json(
                              f'{value!r}')
 
 # %% ../../nbs/60_experiments.recipe.ipynb #2e11a99f
-#: What can be measured.
-KINDS = 'retrieval', 'clustering', 'verification', 'probe', 'class_mean', 'spectrum'
-#: Fields of a recipe that have few values.
-CHOICES = dict(
-    split=('image', 'class', 'official'), part=('test', 'valid'), augment=(None, 'crop_flip'),
-    head=('linear', 'mlp', None), optimizer=('adam', 'adamw', 'sgd'),
-    schedule=('one_cycle', 'cosine', 'flat'), precision=('float32', 'bfloat16'),
-)
-
-
 def check_fields(
     recipe:Recipe,
 ):
     "Each field by itself. Raises `ValueError`."
-    for name, choices in CHOICES.items():
-        check_choice(name, getattr(recipe, name), *choices)
-    for name in ('dim', 'epochs', 'classes', 'per_class', 'threads', 'depth'):
-        check_number(name, getattr(recipe, name), lo=1, integer=True)
-    for name in ('size', 'body_width'):
-        if getattr(recipe, name) is not None:
-            check_number(name, getattr(recipe, name), lo=1, integer=True)
-    for name in ('memory', 'chunk', 'steps', 'every'):
-        check_number(name, getattr(recipe, name), lo=0, integer=True)
-    for name in ('turned', 'pictures', 'frozen'):
-        check_flag(name, getattr(recipe, name))
-    check_number('seed', recipe.seed, lo=0, hi=2**32 - 1, integer=True)
-    check_number('lr', recipe.lr, above=0)
-    name_and_path(str(recipe.data))                        # raises for neither a source nor a path
-    if recipe.arch not in SMALL and recipe.arch not in BODIES and not is_timm(recipe.arch):
-        raise ValueError(f'arch: expected one of {", ".join([*SMALL, *BODIES])} or timm:NAME, got '
-                         f'{recipe.arch!r}')
-    if recipe.weights is not None and not isinstance(recipe.weights, str):
-        raise ValueError("weights: expected None, 'DEFAULT', 'imagenet' or the path of a file, got "
-                         f'{recipe.weights!r}')
-    for name in ('valid', 'unlabelled'):
-        check_number(name, getattr(recipe, name), lo=0, below=1)
-    if recipe.weight_decay is not None:
-        check_number('weight_decay', recipe.weight_decay, lo=0)
-    if recipe.noise:
-        kind, rate = recipe.noise if len(recipe.noise) == 2 else (None, None)
-        if kind not in ('symmetric', 'asymmetric'):
-            raise ValueError("noise: expected [], ['symmetric', rate] or ['asymmetric', rate], got "
-                             f'{recipe.noise!r}')
-        check_number('noise', rate, lo=0, hi=1)
-    unknown = [name for name in recipe.measures if name not in KINDS]
-    if unknown or not 0 < len(recipe.measures) == len(set(recipe.measures)):
-        raise ValueError(f'measures: expected some of {", ".join(KINDS)}, each once, got '
-                         f'{recipe.measures!r}')
+    for each in dataclasses.fields(recipe):
+        value = getattr(recipe, each.name)
+        absent = value is None and each.default is None
+        if 'check' in each.metadata and not absent:
+            each.metadata['check'](each.name, value)
 
 # %% ../../nbs/60_experiments.recipe.ipynb #c1d5589c
 def check_together(
@@ -372,7 +397,7 @@ def check_together(
     "Fields that contradict each other, and the callback. Raises `ValueError`."
     r = recipe
     labels = bool(r.noise or r.unlabelled)
-    rules = [ # where this holds, this field is wanted so, and is not
+    rules = [ # where this holds: the field, what it must be and why, whether it is not
         (r.part == 'valid', 'valid', 'a share above 0', "with part='valid'", r.valid == 0),
         (not r.steps, 'every', '0', 'without steps', r.every != 0),
         (r.steps, 'every', f'a divisor of steps={r.steps}', 'or 0', r.every and r.steps % r.every),
@@ -386,9 +411,9 @@ def check_together(
          r.weights in ('DEFAULT', 'imagenet')),
         (r.callback is None, 'callback_options', '{}', 'without a callback', r.callback_options),
     ]
-    for holds, name, wanted, where, wrong in rules:
+    for holds, name, expected, where, wrong in rules:
         if holds and wrong:
-            raise ValueError(f'{name}: expected {wanted} {where}, got {getattr(r, name)!r}')
+            raise ValueError(f'{name}: expected {expected} {where}, got {getattr(r, name)!r}')
     recipe_callback(recipe)
 
 # %% ../../nbs/60_experiments.recipe.ipynb #01ca72e0
@@ -431,14 +456,15 @@ def recipe_callback(
     "What watches or adds to the loss. Raises `ValueError`."
     if recipe.callback is None:
         return None
-    known = callbacks.__all__
+    known = {name: getattr(module, name) for module in (callbacks, methods)
+             for name in module.__all__}
     check_choice('callback', recipe.callback, None, *known)
     options = dict(recipe.callback_options)
     if isinstance(options.get('loss'), str):
         options['loss'] = make_loss(options['loss'], options.pop('loss_options', {}), classes,
                                     recipe.dim)
     try:
-        return getattr(callbacks, recipe.callback)(**dict(live=False) | options)
+        return known[recipe.callback](**dict(live=False) | options)
     except TypeError as error:
         raise ValueError(f'callback_options: expected parameters of {recipe.callback}, got '
                          f'{recipe.callback_options}; {error}') from error

@@ -15,6 +15,7 @@ __all__ = []
 import base64
 import io
 from html import escape
+from importlib import resources
 
 # %% ../../nbs/66_experiments.report.ipynb #79ae971f
 import matplotlib.pyplot as plt
@@ -258,101 +259,7 @@ def neighbour_figure(
         f'frames), {right.sum()} right (solid frames).')
 
 # %% ../../nbs/66_experiments.report.ipynb #213fe129
-CSS = '''
-:root {
-  color-scheme: light dark;
-  --ink: #1f2328;
-  --soft: #57606a;
-  --line: #d0d7de;
-  --ground: #ffffff;
-  --best: #0a58a6;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e6edf3;
-    --soft: #9aa5b1;
-    --line: #3d444d;
-    --ground: #15191f;
-    --best: #79b8ff;
-  }
-}
-body {
-  margin: 0 auto;
-  max-width: 62rem;
-  padding: 2rem 1.2rem 4rem;
-  background: var(--ground);
-  color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif;
-}
-h1 {
-  font-size: 1.7rem;
-  line-height: 1.2;
-  margin: 0 0 .3rem;
-}
-h2 {
-  font-size: 1.15rem;
-  margin: 2.4rem 0 .6rem;
-}
-.soft, figcaption, dl {
-  color: var(--soft);
-}
-figure {
-  margin: 0;
-}
-figcaption {
-  margin-top: .5rem;
-  max-width: 46rem;
-}
-img {
-  max-width: 100%;
-  background: #fff;
-  border: 1px solid var(--line);
-  border-radius: 6px;
-  padding: .6rem;
-  box-sizing: border-box;
-}
-.wide {
-  overflow-x: auto;
-}
-table {
-  border-collapse: collapse;
-  font-variant-numeric: tabular-nums;
-}
-th, td {
-  padding: .35rem .9rem;
-  text-align: right;
-  white-space: nowrap;
-  font-weight: normal;
-}
-th[scope=row] {
-  text-align: left;
-}
-th[colspan], th[scope=colgroup] {
-  text-align: center;
-  border-bottom: 1px solid var(--line);
-  vertical-align: bottom;
-}
-tbody tr {
-  border-top: 1px solid var(--line);
-}
-.best {
-  color: var(--best);
-  font-weight: 700;
-}
-dl {
-  display: grid;
-  grid-template-columns: max-content 1fr;
-  gap: .2rem 1.2rem;
-  font-size: .9rem;
-}
-dd {
-  margin: 0;
-  overflow-wrap: anywhere;
-}
-dt {
-  font-weight: 600;
-}
-'''
+CSS = resources.files('dml_nb.experiments').joinpath('static', 'report.css').read_text('utf-8')
 
 # %% ../../nbs/66_experiments.report.ipynb #e1d3db6a
 def provenance_list(

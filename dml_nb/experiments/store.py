@@ -99,6 +99,9 @@ def device_name(
     return torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type
 
 # %% ../../nbs/61_experiments.store.ipynb #16258143
+code_hash()         # now, because what is edited later is not the code that this process runs
+
+
 def run_key(
     recipe:Recipe,
     data:str, # SHA-256 of its images
@@ -152,8 +155,8 @@ def read_run(
     if not is_run(found, recipe, data):
         given = f'damaged JSON ({found})' if isinstance(found, ValueError) else 'something else'
         raise ValueError(
-            f'{path}: expected the finished run of {recipe.loss}, seed {recipe.seed}, {given} '
-            'was found; delete the file, or train again (fresh=True, --fresh)')
+            f'{path}: expected the finished run of {recipe.loss}, seed {recipe.seed}, got '
+            f'{given}; delete the file, or train again (fresh=True, --fresh)')
     return {name: found[name] for name in RESULT if name in found}
 
 # %% ../../nbs/61_experiments.store.ipynb #55a73d6a
@@ -165,12 +168,12 @@ class OtherCode:
         self.passed_over = set()
 
     def __str__(self):
+        count = len(self.used or self.passed_over)
+        runs = f'{count} kept run{"s" if count > 1 else ""} of other code of dml_nb than this'
         if self.used:
-            return (f'{len(self.used)} kept runs are of other code of dml_nb than this; without '
-                    '--accept-other-code they are trained again')
+            return f'used: {runs}; without --accept-other-code such runs are trained again'
         if self.passed_over:
-            return (f'{len(self.passed_over)} kept runs are of other code of dml_nb than this and '
-                    'were trained again; --accept-other-code uses such runs')
+            return f'trained again: {runs}; --accept-other-code uses such runs'
         return ''
 
 

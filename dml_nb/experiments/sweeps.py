@@ -175,7 +175,7 @@ def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the 
     finally:
         get_reusable_executor().shutdown(kill_workers=True)
     if lost and len(recipes) == 1:
-        failed.append(RuntimeError(f'{recipes[0]}: its process died, perhaps for want of memory'))
+        failed.append(RuntimeError(f'{recipes[0]}: its process died; was memory short?'))
         done()
         return failed
     middle = (len(lost) + 1) // 2
@@ -269,9 +269,9 @@ def choose(
     by:tuple=('loss',), # fields that make a group, as 'loss' or 'options.miner'
 ) -> dict: # value (tuple of values for several fields) -> recipe, mean, half, and its budget
     """The best setting of each group, by its mean over seeds. `recipe` has the first of its seeds;
-    `settings`, `trainings` and `steps` are what the group was given.
+    `settings`, `trainings` and `steps` are the budget of the group.
 
-    Raises `ValueError` for results on test classes, for groups that were given more than others,
+    Raises `ValueError` for results on test classes, for groups with a larger budget than others,
     and for a measure that is not there."""
     by = [by] if isinstance(by, str) else list(by)
     groups = {}
@@ -303,7 +303,7 @@ def check_choosing(recipe, result, key):
 def budget_of(
     settings:dict, # setting -> seed -> result
 ) -> dict: # numbers
-    "How much a group was given."
+    "The budget of a group."
     runs = [result for seeds in settings.values() for result in seeds.values()]
     steps = sum(result['curve'][-1]['step'] for result in runs)
     return dict(settings=len(settings), trainings=len(runs), steps=steps)
@@ -312,7 +312,7 @@ def budget_of(
 def check_budgets(
     groups:dict, # name -> setting -> seed -> result
 ):
-    "Raises `ValueError` for groups that were given more than others."
+    "Raises `ValueError` for groups with a larger budget than others."
     budgets, compared = {}, {}
     for name, settings in groups.items():
         budgets[name] = budget_of(settings)

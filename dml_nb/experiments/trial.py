@@ -88,6 +88,7 @@ class CountEpochs(Callback):
         self.call()
 
 # %% ../../nbs/62_experiments.trial.ipynb #0b3d943a
+#: What a run keeps of a report of `evaluate`.
 RETRIEVAL = ('recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr', 'r_precision')
 
 
@@ -271,7 +272,7 @@ class Autocast(Callback):
 
 
 class NoValidLoss(Callback):
-    "Leaves out the loss on the images that are searched, which nobody asks for."
+    "Leaves out the loss on the images that are searched, which is not needed."
     order = 15                                              # after those that watch
 
     def after_pred(self):

@@ -94,8 +94,10 @@ class Circle(PairLoss):
         P, N = pairs.split(S)
         pull = (1 + self.m - P).clamp_(min=0)                            # (b, c) α_p
         push = torch.add(N, self.m, out=pairs.buffer(N)).clamp_(min=0)   # (b, R) α_n
+        # where there is no pair, P is +inf, N is -inf, and pull and push are 0; a tiny multiple
+        # of P and N makes the exponent -inf there and changes no other number
         far = (pull - 2 * self.m).mul_(pull).mul_(self.gamma).sub_(P, alpha=1e-30)
-        near = N.mul_(1e-30).addcmul_(push, push, value=self.gamma)      # -inf: no pair
+        near = N.mul_(1e-30).addcmul_(push, push, value=self.gamma)
         near.add_(push, alpha=-2 * self.m * self.gamma)
         of_pos, softmax_pos = log_sum_exp(far)                           # (b, 1), (b, c)
         of_neg, softmax_neg = log_sum_exp(near)                          # (b, 1), (b, R)

@@ -235,8 +235,10 @@ class UniformSelection(Selection):
         self.generator = check_generator(generator)
 
     def random_choice(self, batch):
-        """Steps of the circle; who stands at each (steps,); places u (R,), shifts c (B,) of the
-        anchors and d (R,) of the positives. Raises ValueError from 2²² references on."""
+        """References at random places on a circle, which each pair turns by an angle of its own.
+        Gives the number of its steps; the reference at each step (steps,); the places u (R,) of
+        references; the turns c (B,) of anchors and d (R,) of positives, which a pair adds up. All
+        are shares of a turn. Raises ValueError from 2²² references on."""
         R, B, g = batch.columns, batch.size, self.generator
         if R >= 2**22:
             raise ValueError(f'ref: expected fewer than {2**22} references, so that float32 '

@@ -39,51 +39,26 @@ from ..experiments.store import Shelf, kept_path, run_key
 from ..experiments.trial import fit
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
-from .exhibits import Claim, Exhibit, kept, pick, ready
+from .exhibits import Claim, Exhibit, kept, pick, printed_rows, ready
 from ..evaluation.retrieval import evaluate
 from ..data.samplers import ClassBatchSampler
 
 # %% ../../nbs/73_papers.adapted.ipynb #2050d4e2
-_TABLE1 = {
-    'table1a': dict(
-        data='CARS196',
-        lines='205-210',
-        columns=['R@1', 'R@2', 'R@3', 'R@4', 'R@5', 'R@10', 'R@20'],
-        rows={
-            0.: [.7781, .8582, .8903, .9105, .9217, .9523, .9716],
-            .001: [.7858, .8587, .8921, .9094, .9228, .9525, .9715],
-            .005: [.7912, .8666, .8966, .9133, .9250, .9535, .9716],
-            .01: [.7917, .8627, .8939, .9135, .9237, .9570, .9745],
-            .05: [.7917, .8627, .8939, .9135, .9237, .9570, .9745],         # D8: the row above
-            .1: [.7631, .8463, .8774, .8996, .9130, .9449, .9665],
-        },
-    ),
-    'table1b': dict(
-        data='CUB200-2011',
-        lines='215-219',
-        columns=['R@1', 'R@2', 'R@3', 'R@4', 'R@5', 'R@10', 'R@20'],
-        rows={
-            0.: [.4450, .5724, .6435, .6913, .7275, .8207, .8893],
-            .005: [.4439, .5763, .6464, .6884, .7250, .8253, .8964],
-            .01: [.4660, .5861, .6555, .6997, .7343, .8288, .9024],
-            .1: [.4512, .5768, .6475, .6904, .7230, .8160, .8902],
-            .5: [.4483, .5682, .6381, .6879, .7245, .8114, .8890],
-        },
-    ),
-    'table1c': dict(
-        data='Stanford Online Products',
-        lines='224-227',
-        columns=['R@1', 'R@2', 'R@3', 'R@4', 'R@5', 'R@10', 'R@100'],
-        rows={
-            0.: [.6274, .6865, .7170, .7384, .7524, .7955, .9050],
-            .01: [.6303, .6882, .7206, .7416, .7550, .7982, .9071],
-            .05: [.6303, .6876, .7191, .7386, .7530, .7964, .9063],
-            .1: [.6297, .6874, .7183, .7378, .7526, .7957, .9044],
-        },
-    ),
-}
+def _part_of_table1(
+    name:str, # of a file
+    data:str, # as the paper calls it
+) -> dict: # data, columns, and rows: λ -> numbers
+    printed = printed_rows(f'adapted/{name}', '')
+    columns = [column for column in printed[0] if column.startswith('R@')]
+    rows = {row['λ']: [row[column] for column in columns] for row in printed}
+    return dict(data=data, columns=columns, rows=rows)
 
 
+_TABLE1 = dict(
+    table1a=_part_of_table1('table1a', 'CARS196'),
+    table1b=_part_of_table1('table1b', 'CUB200-2011'),
+    table1c=_part_of_table1('table1c', 'Stanford Online Products'),
+)
 
 # %% ../../nbs/73_papers.adapted.ipynb #4b090351
 _LAMBDAS = [0., .1, .5, 1., 2., 5.]         # line 184, figures 4 (b) and 5 (b)

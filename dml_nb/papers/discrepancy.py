@@ -34,7 +34,7 @@ from ..data.splits import split_by_image
 from ..training.embedding import create_embedder
 from ..experiments.recipe import Recipe, recipe_loss
 from ..experiments.statistics import interval, paired_interval, welch
-from ..experiments.store import Shelf, run_path
+from ..experiments.store import Shelf, kept_path, run_key, run_path
 from ..experiments.sweeps import choose
 from ..experiments.trial import kept_run
 from ..data.noise import asymmetric_noise, symmetric_noise
@@ -53,190 +53,26 @@ def _method(
     return ' + '.join(filter(None, [local, term]))
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f4f2dc95
-_TABLE_1 = '''
-Trip:         80.4 58.9 48.4  71.1 33.8 39.8  82.5 55.2  78.4 54.6
-Trip + L^L:   82.2 60.9 51.8  72.7 34.7 41.2  84.1 57.5  79.7 55.8
-Trip + L^W:   82.8 61.9 52.5  74.3 36.7 43.6  84.9 59.0  81.7 57.9
-NP:           65.5 36.9 39.8  51.1 23.3 32.9  64.2 43.7  53.9 42.1
-NP + L^L:     65.4 37.5 44.0  50.9 26.2 35.2  65.9 46.4  55.2 45.5
-NP + L^W:     67.1 38.1 48.4  51.4 27.4 43.2  67.2 49.8  56.9 47.3
-Ang:          80.8 49.9 46.8  63.2 25.1 35.2  82.0 53.5  78.6 50.6
-Ang + L^L:    81.4 51.1 48.1  64.8 26.3 37.8  83.3 55.1  79.7 51.3
-Ang + L^W:    82.1 53.7 49.3  66.3 28.6 40.8  85.1 56.2  82.0 53.6
-Ang_NP:       80.7 49.5 46.3  64.2 24.6 35.7  81.7 52.1  78.2 50.9
-Ang_NP + L^L: 81.6 51.2 47.2  65.5 25.8 37.3  82.5 52.7  79.6 50.3
-Ang_NP + L^W: 82.1 52.7 48.7  67.1 28.1 38.5  83.2 54.6  81.7 53.9
-'''
-_COLUMNS_1 = [
-    'C-10, symmetric 0.1', 'C-100, symmetric 0.1', 'S-10, symmetric 0.1', 'C-10, symmetric 0.3',
-    'C-100, symmetric 0.3', 'S-10, symmetric 0.3', 'C-10, asymmetric 0.1', 'S-10, asymmetric 0.1',
-    'C-10, asymmetric 0.2', 'S-10, asymmetric 0.2']
-_TABLE_4 = '''
-Trip:         85.9 68.4 59.9
-Trip + L^L:   87.5 69.2 61.6
-Trip + L^W:   87.4 70.1 66.1
-NP:           68.6 42.6 44.8
-NP + L^L:     69.9 44.6 45.4
-NP + L^W:     70.2 45.5 49.8
-Ang:          85.7 63.0 54.6
-Ang + L^L:    86.6 63.6 57.0
-Ang + L^W:    87.2 65.2 59.4
-Ang_NP:       84.5 61.6 53.4
-Ang_NP + L^L: 85.3 63.6 55.9
-Ang_NP + L^W: 87.1 66.1 57.4
-'''
-_COLUMNS_4 = ['C-10, clean', 'C-100, clean', 'S-10, clean']
-_PRINTED_1 = printed_rows(_TABLE_1, _COLUMNS_1)
-_PRINTED_4 = printed_rows(_TABLE_4, _COLUMNS_4)
+_PRINTED_1 = printed_rows('discrepancy/table1')
+_PRINTED_4 = printed_rows('discrepancy/table4')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f3bdd4ea
-_TABLE_2 = '''
-S-10, L^L: 42.8    ? 33.6 41.0 40.3
-S-10, L^G: 42.9 39.6 33.5 41.3 40.7
-S-10, L^W: 47.2 46.2 44.6 46.4 45.5
-C-10, L^L: 78.2 74.4 52.4 71.5 69.5
-C-10, L^G: 78.0 73.5 52.7 71.5 69.3
-C-10, L^W: 80.7 77.1 55.0 74.3 71.6
-'''
-_COLUMNS_2 = ['clean', 'symmetric 0.1', 'symmetric 0.3', 'asymmetric 0.1', 'asymmetric 0.2']
-_PRINTED_2 = printed_rows(_TABLE_2, _COLUMNS_2)
-_TABLE_3 = '''
-Trip + L^L:    ? 59.4 60.9 61.6 61.2 61.6 60.8 58.5
-Trip + L^W: 59.9 64.1 63.8 66.1 66.1 65.8 65.3 63.6
-NP + L^L:      ? 42.7 45.7 45.4 43.4 43.1 42.9 41.9
-NP + L^W:      ? 46.9 48.5 49.7 49.8 49.4 48.3 45.5
-'''
+_PRINTED_2 = printed_rows('discrepancy/table2')
 _LAMBDAS = [0., .01, .1, .2, .5, .7, 1., 5.]
 _COLUMNS_3 = [f'λ = {lam:g}' for lam in _LAMBDAS]
-_PRINTED_3 = printed_rows(_TABLE_3, _COLUMNS_3)
-_PRINTED_SIZES = printed_rows(
-    'Trip + L^L: 61.1 61.6 61.7 60.5\nTrip + L^W: 64.2 66.1 64.7 64.3',
-    ['32', '64', '128', '256'])
-_PRINTED_BATCH = printed_rows(
-    '10 images of a class: 66.1\n100 images of a class: 63.7', ['accuracy'], 'batch')
-_PRINTED_TIME = printed_rows('Trip: 0.53\nTrip + L^L: 0.57\nTrip + L^W: 0.61',
-                              ['seconds per epoch'])
+_PRINTED_3 = printed_rows('discrepancy/table3')
+_PRINTED_SIZES = printed_rows('discrepancy/embedding_size')
+_PRINTED_BATCH = printed_rows('discrepancy/batch_size', 'batch')
+_PRINTED_TIME = printed_rows('discrepancy/time')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #0e023e48
 _RETRIEVAL_COLUMNS = ['NMI', 'R@1', 'R@2', 'R@4']
-_TABLE_5 = dict(clean='''
-Trip:         55.4 42.6 55.1 66.4
-Trip + L^L:   56.2 43.3 55.2 66.8
-Trip + L^W:   56.9 44.1 56.1 67.5
-NP:           57.2 45.4 58.4 69.5
-NP + L^L:     57.4 45.3 58.3 70.6
-NP + L^W:     57.9 45.9 58.5 70.5
-Ang:          57.7 45.7 58.1 70.3
-Ang + L^L:    58.1 46.4 58.7 70.8
-Ang + L^W:    58.5 46.3 58.7 70.7
-Ang_NP:       57.9 45.9 58.3 70.4
-Ang_NP + L^L: 58.1 46.4 58.7 70.5
-Ang_NP + L^W: 58.3 46.2 58.5 70.4
-''')
-_TABLE_5['symmetric 0.1'] = '''
-Trip:         53.9 41.7 53.8 64.5
-Trip + L^L:   54.3 42.3 54.1 65.0
-Trip + L^W:   54.7 42.5 54.4 65.4
-NP:           55.2 43.7 56.3 68.3
-NP + L^L:     56.9 45.2 57.5 68.5
-NP + L^W:     57.3 44.8 57.9 69.8
-Ang:          56.9 45.0 57.1 69.5
-Ang + L^L:    57.4 45.4 58.0 69.8
-Ang + L^W:    58.0 45.5 58.1 70.4
-Ang_NP:       57.2 45.7 58.7 70.1
-Ang_NP + L^L: 57.9 45.6 57.8 69.8
-Ang_NP + L^W: 57.8 45.7 56.9 69.6
-'''
-_TABLE_5['symmetric 0.3'] = '''
-Trip:         52.1 40.8 52.6 62.8
-Trip + L^L:   52.9 41.4 53.1 62.6
-Trip + L^W:   53.7 42.2 54.0 63.9
-NP:           54.7 42.0 54.6 66.6
-NP + L^L:     55.9 43.1 55.3 67.2
-NP + L^W:     56.1 43.8 56.3 67.8
-Ang:          55.4 42.1 55.1 67.3
-Ang + L^L:    56.2 42.8 56.0 68.0
-Ang + L^W:    56.5 43.0 55.9 68.2
-Ang_NP:       56.5 42.9 55.9 68.0
-Ang_NP + L^L: 56.1 43.5 56.1 67.9
-Ang_NP + L^W: 56.2 43.7 56.3 68.6
-'''
-
-# %% ../../nbs/72_papers.discrepancy.ipynb #7ff94c89
-_TABLE_6 = dict(clean='''
-Trip:         55.4 58.1 69.8 79.5
-Trip + L^L:   55.9 58.9 70.7 80.5
-Trip + L^W:   56.3 58.6 70.8 80.9
-NP:           56.9 60.8 72.5 80.9
-NP + L^L:     57.3 62.1 73.2 81.7
-NP + L^W:     57.2 62.0 73.3 81.6
-Ang:          57.1 60.9 71.7 81.0
-Ang + L^L:    57.5 61.5 72.9 81.5
-Ang + L^W:    57.9 61.8 72.8 81.2
-Ang_NP:       57.1 61.2 72.4 81.2
-Ang_NP + L^L: 57.4 61.9 72.9 81.7
-Ang_NP + L^W: 57.3 61.8 72.8 81.6
-''')
-_TABLE_6['symmetric 0.1'] = '''
-Trip:         54.5 58.5 69.6 79.4
-Trip + L^L:   54.8 58.7 70.4 79.7
-Trip + L^W:   55.3 58.9 70.4 80.2
-NP:           54.7 58.6 70.5 79.9
-NP + L^L:     55.5 59.1 70.6 79.7
-NP + L^W:     55.4 59.2 71.1 80.1
-Ang:          54.2 58.3 70.3 79.2
-Ang + L^L:    55.0 58.3 70.0 79.3
-Ang + L^W:    54.7 59.5 70.8 80.0
-Ang_NP:       54.7 58.2 70.1 79.4
-Ang_NP + L^L: 55.2 59.3 71.4 80.5
-Ang_NP + L^W: 55.6 59.6 70.7 80.2
-'''
-_TABLE_6['symmetric 0.3'] = '''
-Trip:         49.3 51.1 62.8 73.8
-Trip + L^L:   49.6 52.1 64.1 75.4
-Trip + L^W:   49.3 52.1 64.0 74.9
-NP:           49.2 50.8 62.6 73.6
-NP + L^L:     49.7 51.1 63.4 74.3
-NP + L^W:     49.9 51.9 64.3 74.9
-Ang:          50.1 51.4 63.2 73.9
-Ang + L^L:    50.2 51.3 63.7 74.7
-Ang + L^W:    50.3 52.2 64.5 74.9
-Ang_NP:       49.5 50.8 63.2 73.9
-Ang_NP + L^L: 50.1 51.6 63.7 74.6
-Ang_NP + L^W: 49.9 51.4 64.2 74.4
-'''
-_PRINTED_5, _PRINTED_6 = (
-    [row for noise, text in table.items()
-     for row in printed_rows(text, _RETRIEVAL_COLUMNS, labels=noise)]
-    for table in (_TABLE_5, _TABLE_6))
+_PRINTED_5 = printed_rows('discrepancy/table5', 'method labels')
+_PRINTED_6 = printed_rows('discrepancy/table6', 'method labels')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #28095900
-_TABLE_7 = '''
-Trip:          55.4 42.6 54.9 66.4  53.4 51.5 63.8 73.5
-DSC:           58.1 49.8 62.6 73.6  58.0 59.4 71.3 80.6
-Lifted-Struct: 56.5 43.6 56.6 68.6  56.9 53.0 65.7 76.0
-NPairs:        57.2 45.4 58.4 69.5  57.8 53.9 66.8 77.8
-NMI-based:     59.2 48.2 61.4 71.8  59.0 58.1 70.6 80.3
-Stiefel:       62.3 52.3 64.5 75.3  64.2 73.2 82.2 88.6
-Hist:             - 52.8 64.4 74.7     - 66.2 77.2 85.0
-Ang:           61.0 53.6 65.0 75.3  62.7 68.9 78.9 85.8
-DAML:          61.3 52.7 65.4 75.5  66.0 75.1 83.8 89.7
-HADML:         62.6 53.7 65.7 76.7  69.7 79.1 87.1 92.1
-DVML:          61.4 52.7 65.1 75.5  67.6 82.0 88.4 93.3
-BIER:             - 55.3 67.2 76.9     - 78.0 85.8 91.1
-HTL:              - 57.1 68.8 78.7     - 81.4 88.0 92.7
-HTG:              - 59.5 71.8 81.3     - 76.5 84.7 90.4
-A-BIER:           - 57.5 68.7 78.3     - 82.0 89.0 93.2
-DWS:           66.3 62.9 74.1 82.9  66.3 80.0 87.7 92.3
-ProxyNCA:      62.5 57.4 69.2 79.1  59.5 73.0 81.3 87.9
-MIC:           69.7 66.1 76.8 85.6  68.4 82.6 89.1 93.2
-MIC*:          69.1 64.9 75.8 84.7  68.1 80.7 88.0 92.9
-MIC + L^L:     70.1 65.8 77.1 84.9  68.7 81.2 88.4 92.7
-MIC + L^W:     70.4 66.2 77.4 85.2  68.3 82.2 88.9 92.9
-'''
-_COLUMNS_7 = [f'{data}, {name}' for data in ('CUB', 'Cars') for name in _RETRIEVAL_COLUMNS]
-_PRINTED_7 = printed_rows(_TABLE_7, _COLUMNS_7)
-_PRINTED_WELCH = printed_rows('MIC + L^L: 7e-5 85e-6\nMIC + L^W: 85e-6 51e-3', ['CUB', 'Cars'])
+_PRINTED_7 = printed_rows('discrepancy/table7')
+_PRINTED_WELCH = printed_rows('discrepancy/welch')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #4a520423
 _CLASSIFIED = ('digits', 'fashion_mnist')
@@ -574,9 +410,14 @@ def _step_seconds(
     return found
 
 
+def _time_path(folder) -> Path: # of the timing by this code on this machine
+    key = run_key(_BASES['digits'], 'made-up pictures', module='dml_nb.papers.discrepancy')
+    return kept_path(folder, key, 'step_seconds_')
+
+
 def _time_rows(scale, folder) -> list: # of dicts: method, milliseconds of a step
     "The rows of the timing. Kept in the folder, so that they are measured once."
-    found = kept(Path(folder)/'step_seconds.json', lambda: dict(
+    found = kept(_time_path(folder), lambda: dict(
         rows={f'{classes} classes': _step_seconds(classes) for classes in (10, 20)}))['rows']
     return [dict(method=_method('Trip', term)) | {
                 f'{batch}, ms a step': 1000 * float(np.min(of[_method('Trip', term)]))

@@ -14,13 +14,14 @@ Docs: https://dml-nb.github.io/dml_nb/papers.exhibits.html.md"""
 __all__ = ['Claim', 'Exhibit']
 
 # %% ../../nbs/69_papers.exhibits.ipynb #3260c0ac
+import csv
 import json
 import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 
 # %% ../../nbs/69_papers.exhibits.ipynb #38a261e9
@@ -163,7 +164,7 @@ def verdict_table(
     rows = []
     for claim in claims:
         verdict = claim.verdict(record)
-        within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} is asked)'
+        within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} expected)'
         asked = [f'{claim.asks}{within}:'] if claim.asks else []
         rows.append([f'“{claim.text}” ({claim.place})', f'**{verdict.kind}**',
                      '<br>'.join(asked + verdict.measured()), f'{verdict.runs}'])
@@ -322,23 +323,20 @@ def adding_up(
 
 # %% ../../nbs/69_papers.exhibits.ipynb #66e7097f
 def printed_rows(
-    text:str, # a line for each row: words, a colon, a number for each column
-    columns, # names of the numbers
-    key:str='method', # name of the words; several names, between blanks, for as many words
-    lines=None, # of the paper's text where the rows stand, one for each
-    **same, # further words, the same in all rows
+    table:str, # a file there, as 'dro/table1'
+    words:str='method', # names of the columns that hold words, between blanks
 ) -> list: # of dictionaries
     "A table as data. A dash, no number, is None, and so is '?', which our copy has lost."
-    keys = key.split()
-    rows = []
-    for line in text.strip().splitlines():
-        words, _, numbers = line.partition(':')
-        values = [None if cell in ('-', '?') else float(cell) for cell in numbers.split()]
-        named = zip(keys, words.strip().rsplit(maxsplit=len(keys) - 1), strict=True)
-        rows.append(dict(named) | same | dict(zip(columns, values, strict=True)))
-    if lines is None:
-        return rows
-    return [row | dict(source=f'line {line}') for row, line in zip(rows, lines, strict=True)]
+    file = resources.files('dml_nb.papers').joinpath('printed', f'{table}.csv')
+    texts = {'source', *words.split()}
+
+    def value(column, cell):
+        if column in texts:
+            return cell
+        return None if cell in ('-', '?') else float(cell)
+
+    rows = csv.DictReader(file.read_text(encoding='utf-8').splitlines())
+    return [{column: value(column, cell) for column, cell in row.items()} for row in rows]
 
 # %% ../../nbs/69_papers.exhibits.ipynb #b8ac9aff
 def beside(

@@ -41,104 +41,14 @@ PAPER = '001'
 
 RANKS = ['R@1', 'R@2', 'R@4', 'R@8']
 
-PRINTED_TABLE1 = printed_rows("""
-contrastive S
-binomial S
-triplet P
-histogram P
-N-pairs N
-lifted structure N
-BinLifted SN
-NCA PN
-MS SPN
-""", [], 'loss sees', lines=['203-205'] * 9)
-
-PRINTED_TABLE2 = printed_rows("""
-Binomial S: 71.9 80.0 86.4 91.0
-LiftedStruct* N: 69.7 79.3 86.2 91.0
-MS mining P: 67.0 77.4 84.7 90.0
-BinLifted SN: 70.4 79.5 86.2 91.1
-MS weighting SN: 73.2 81.5 87.6 92.6
-Binomial_m SP: 74.6 83.8 89.7 94.1
-LiftedStruct*_m NP: 72.2 81.7 88.0 92.4
-MS SNP: 77.3 85.3 90.5 94.2
-""", RANKS, 'method sees', lines=range(280, 288), data='Cars-196')
-
-TABLE3 = """
-Clustering 64: 48.2 61.4 71.8 81.9 - - 58.1 70.6 80.3 87.8 - -
-ProxyNCA 64: 49.2 61.9 67.9 72.4 - - 73.2 82.4 86.4 87.8 - -
-Smart Mining 64: 49.8 62.3 74.1 83.3 - - 64.7 76.2 84.2 90.2 - -
-Margin 128: 63.6 74.4 83.1 90.0 94.2 - 79.6 86.5 91.9 95.1 97.3 -
-HDC 384: 53.6 65.7 77.0 85.6 91.5 95.5 73.7 83.2 89.5 93.8 96.7 98.4
-HTL 512: 57.1 68.8 78.7 86.5 92.5 95.5 81.4 88.0 92.7 95.7 97.4 99.0
-ABIER 512: 57.5 68.7 78.3 86.2 91.9 95.5 82.0 89.0 93.2 96.1 97.8 98.7
-ABE 512: 60.6 71.5 79.8 87.4 - - 85.2 90.5 94.0 96.1 - -
-MS 64: 57.4 69.8 80.0 87.8 93.2 96.4 77.3 85.3 90.5 94.2 96.9 98.2
-MS 512: 65.7 77.0 86.3 91.2 95.0 97.3 84.1 90.4 94.0 96.5 98.0 98.9
-"""
-
-
-def halves_of_table3() -> list:
-    "Six recalls on birds, then six on cars."
-    names = [*RANKS, 'R@16', 'R@32']
-    columns = [*(f'birds_{name}' for name in names), *names]
-    rows = printed_rows(TABLE3, columns, 'method size', lines=range(331, 341))
-    return [
-        dict(method=row['method'], size=row['size'], data=data)
-        | {name: row[prefix + name] for name in names} | dict(source=row['source'])
-        for data, prefix in (('CUB-200', 'birds_'), ('Cars-196', '')) for row in rows]
-
-
-PRINTED_TABLE3 = halves_of_table3()
-
-PRINTED_TABLE4 = printed_rows("""
-FashionNet 4096: 53.0 73.0 76.0 77.0 79.0 80.0
-HDC 384: 62.1 84.9 89.0 91.2 92.3 93.1
-HTL 128: 80.9 94.3 95.8 97.2 97.4 97.8
-ABIER 512: 83.1 95.1 96.9 97.5 97.8 98.0
-ABE 512: 87.3 96.7 97.9 98.2 98.5 98.7
-MS 128: 88.0 97.2 98.1 98.5 98.7 98.8
-MS 512: 89.7 97.9 98.5 98.8 99.1 99.2
-""", [f'R@{k}' for k in (1, 10, 20, 30, 40, 50)], 'method size', range(348, 355), data='In-Shop')
-
-PRINTED_TABLE5 = printed_rows("""
-Clustering 64: 67.0 83.7 93.2 -
-ProxyNCA 64: 73.7 - - -
-Margin 128: 72.7 86.2 93.8 98.0
-HDC 384: 69.5 84.4 92.8 97.7
-HTL 512: 74.8 88.3 94.8 98.4
-ABIER 512: 74.2 86.9 94.0 97.8
-ABE 512: 76.3 88.4 94.8 98.2
-MS 64: 74.1 87.8 94.7 98.2
-MS 128: 76.6 89.2 95.2 98.4
-MS 512: 78.2 90.5 96.0 98.7
-""", ['R@1', 'R@10', 'R@100', 'R@1000'], 'method size', range(363, 373), data='SOP')
-
-PRINTED_FIGURE3 = printed_rows("""
-64: 77.3
-128: -
-256: -
-512: 84.1
-1024: -
-""", ['R@1'], 'size', [339, '343-345', '343-345', 340, '343-345'], data='Cars-196')
-
-PRINTED_S_TABLE1 = printed_rows("""
-20: 64.75
-40: 65.07
-80: 65.65
-160: 65.43
-240: 64.60
-""", ['R@1'], 'batch', range(523, 528), data='CUB-200')
-
-PRINTED_S_TABLE2 = printed_rows("""
-20: 71.40
-40: 73.82
-80: 75.61
-160: 76.63
-320: 77.59
-640: 78.19
-1000: 78.35
-""", ['R@1'], 'batch', range(532, 539), data='SOP')
+PRINTED_TABLE1 = printed_rows('multisimilarity/table1', 'loss sees')
+PRINTED_TABLE2 = printed_rows('multisimilarity/table2', 'method sees data')
+PRINTED_TABLE3 = printed_rows('multisimilarity/table3', 'method size data')
+PRINTED_TABLE4 = printed_rows('multisimilarity/table4', 'method size data')
+PRINTED_TABLE5 = printed_rows('multisimilarity/table5', 'method size data')
+PRINTED_FIGURE3 = printed_rows('multisimilarity/figure3', 'size data')
+PRINTED_S_TABLE1 = printed_rows('multisimilarity/s_table1', 'batch data')
+PRINTED_S_TABLE2 = printed_rows('multisimilarity/s_table2', 'batch data')
 
 # %% ../../nbs/71_papers.multisimilarity.ipynb #e0b519c3
 NAMES = {'cub-50': 'CUB-50', 'cars196-train-crops': 'Cars', 'omniglot': 'Omniglot'}

@@ -151,7 +151,7 @@ def common_copies(loss, z, labels):
     try:
         pickled = pickle.loads(pickle.dumps(loss))
     except (AttributeError, ImportError, pickle.PicklingError) as e:
-        raise AssertionError(f'{e}; a class that a page defines wants module=, the module that '
+        raise AssertionError(f'{e}; a class that a page defines needs module=, the module that '
                              'the page exports it to') from e
     for twin in (loss, copy(loss), deepcopy(loss), pickled):
         assert repr(twin) == repr(loss)
@@ -163,7 +163,7 @@ def common_copies(loss, z, labels):
     except RuntimeError as e:
         assert 'once_differentiable' in str(e)
     else:
-        raise AssertionError('a second derivative was given')
+        raise AssertionError('expected an error from a second derivative, got none')
     loss.reduction, before = 'none', loss.reduction
     assert loss(z, labels).shape == (len(z),)
     loss.reduction = before
@@ -244,7 +244,7 @@ def check_behaviour(
     **others, # for each setting of the loss another value than it has
 ) -> Report: # how many cases of each property were looked at
     """Raise an error naming the property that a loss lacks, of those that all losses share. Every
-    argument of its constructor wants another value in `others`, or its name in `idle`."""
+    argument of its constructor needs another value in `others`, or its name in `idle`."""
     check_object('loss', loss, 'value_and_weights', 'MultiSimilarity()')
     if module is not None:
         loss = exported(loss, module)

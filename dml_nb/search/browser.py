@@ -1,8 +1,8 @@
 """`dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 
-A number says how often a search is right. A page shows *where* it is wrong: which classes lie in
-each other, which pictures nobody finds, which labels look like mistakes. `browse` serves such a
-page from the folder that `dml index` wrote, on this machine alone, with nothing from the net.
+[Where a search is wrong](58_search.mistakes.ipynb) is seen best by looking at it: `browse` serves a
+map of the pictures, lists of mistakes and the pair weights of any loss, from the folder that
+`dml index` wrote, on this machine alone, with nothing from the net.
 
 Docs: https://dml-nb.github.io/dml_nb/search.browser.html.md"""
 
@@ -13,20 +13,17 @@ __all__ = ['browse']
 
 # %% ../../nbs/59_search.browser.ipynb #3693d05e
 import hashlib
-import inspect
 import json
 import math
 import os
 import re
 import secrets
-import threading
 import warnings
 from importlib import resources
 from pathlib import Path
 
 # %% ../../nbs/59_search.browser.ipynb #84a4752f
 import numpy as np
-import torch
 from fastcore.basics import patch
 from fasthtml.common import (
     A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
@@ -35,183 +32,10 @@ from fasthtml.common import (
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, Response
-from torch import Tensor
 
 from .. import DEFAULT_LOSS
 from ..data.images import small_jpeg
-from .index import index_of_pictures
-from ..losses.catalogue import LOSSES
-from ..evaluation.retrieval import evaluate
-
-# %% ../../nbs/59_search.browser.ipynb #9771442c
-def flat_map(
-    z:Tensor, # (N, D) embeddings
-) -> np.ndarray: # (N, 2) float32 in [0, 1]
-    "The two directions in which embeddings differ most, each stretched to [0, 1]."
-    x = z - z.mean(0)
-    _, directions = torch.linalg.eigh(x.T @ x)                          # ascending
-    xy = x @ directions[:, -2:].flip(1)                                 # (N, 2)
-    low, high = xy.amin(0), xy.amax(0)
-    return ((xy - low) / (high - low).clamp(min=1e-12)).float().numpy()
-
-
-class Collection:
-    "An index with what the pages ask of it"
-    def __init__(
-        self,
-        out, # folder from `index_folder` (dml index)
-    ):
-        """Raises `FileNotFoundError` where there is no index, `ValueError` for a damaged one and
-        for fewer than three pictures."""
-        self.out = Path(out).expanduser()
-        self.index, self.root = index_of_pictures(out)
-        self.ids = self.index.ids                                       # (N,)
-        if len(self.ids) < 3:
-            raise ValueError(f'index: expected three pictures at least, {len(self.ids)} are in '
-                             f'{out}')
-        self.z = self.index.vectors()                                   # (N, D) unit rows
-        known = self.index.metadata()
-        self.paths = [fact['path'] for fact in known]
-        self.names, self.labels = np.unique([fact['label'] for fact in known], return_inverse=True)
-        self.xy = flat_map(self.z)
-        self.studied = Study(self)
-
-    def __len__(self):
-        return len(self.paths)
-
-    def file(
-        self,
-        i:int, # which picture
-    ) -> Path:
-        "Where it lies. Raises `LookupError` if there is none, or outside of the folder."
-        if not 0 <= i < len(self):
-            raise LookupError(f'picture: expected a number below {len(self):,}, got {i}')
-        path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
-        if not path.is_relative_to(os.path.normpath(self.root)) or not path.is_file():
-            raise LookupError(f'picture: {self.paths[i]} is no longer there')
-        return path
-
-    def neighbours(
-        self,
-        i:int, # which picture
-        k:int=24, # how many
-    ) -> list: # of (picture, similarity, whether it is of the same class)
-        similarity, ids = self.index.search(ids=[int(self.ids[i])], k=min(k, len(self) - 1))
-        places = np.searchsorted(self.ids.numpy(), ids[0].numpy())
-        return [(int(j), float(s), bool(self.labels[j] == self.labels[i]))
-                for j, s in zip(places, similarity[0])]
-
-# %% ../../nbs/59_search.browser.ipynb #2e72decc
-class Study(threading.Thread):
-    "Retrieval among all pictures, computed once in the background"
-    K = 10                                              # neighbours that vote
-
-    def __init__(self, collection):
-        super().__init__(daemon=True)
-        self.collection = collection
-        self.done = 0.                                  # share
-        self.report = self.doubt = self.proposed = None
-        self.failed = ''
-        self.lock = threading.Lock()
-        self.asked = False
-
-    def ask(self) -> bool: # whether it is finished
-        "Begin, if nobody has asked before."
-        with self.lock:
-            if not self.asked:
-                self.asked = True
-                self.start()
-        return self.done == 1.
-
-    def run(self):
-        try:
-            self.compute()
-        except Exception as error:                      # shown on the page that waits for it
-            self.failed = f'{type(error).__name__}: {error}'
-
-    def compute(self):
-        seen, labels = self.collection, self.collection.labels
-        self.report = evaluate(seen.z, labels, ks=(1,))
-        self.doubt = np.full(len(seen), -1.)
-        self.proposed = labels.copy()
-        step = 1000
-        for lo in range(0, len(seen), step):
-            self.vote(lo, min(lo + step, len(seen)))
-            self.done = .99 * min(1., (lo + step) / len(seen))
-        self.done = 1.
-
-    def vote(self, lo, hi):
-        "Doubt in the labels from `lo` to before `hi`."
-        seen, labels = self.collection, self.collection.labels
-        k = min(self.K, len(seen) - 1)
-        similarity, ids = seen.index.search(ids=seen.ids[lo:hi], k=k)
-        places = np.searchsorted(seen.ids.numpy(), ids.numpy())         # (b, k)
-        votes = np.zeros((hi - lo, len(seen.names)), dtype=np.float32)
-        rows = np.arange(hi - lo)[:, None]
-        np.add.at(votes, (rows, labels[places]), similarity.clamp(min=0).numpy())
-        votes /= np.maximum(votes.sum(1, keepdims=True), 1e-9)
-        own = votes[rows[:, 0], labels[lo:hi]].copy()
-        votes[rows[:, 0], labels[lo:hi]] = -1
-        self.proposed[lo:hi] = votes.argmax(1)
-        self.doubt[lo:hi] = votes.max(1) - own
-
-    def worst(self) -> np.ndarray: # (n,) pictures with a fellow of their class, the worst first
-        "By average precision as a query."
-        precision = self.report.measure('map').numpy()
-        order = np.argsort(precision, kind='stable')                    # NaN comes last
-        return order[~np.isnan(precision[order])]
-
-    def doubted(self) -> np.ndarray: # (n,) pictures with more votes for another class
-        order = np.argsort(-self.doubt, kind='stable')
-        return order[self.doubt[order] > 0]
-
-# %% ../../nbs/59_search.browser.ipynb #65ff1c8e
-def numeric_settings(
-    name:str, # in `LOSSES`
-) -> dict: # setting -> its default
-    "Settings that are numbers."
-    settings = inspect.signature(LOSSES[name].make).parameters.values()
-    return {setting.name: setting.default for setting in settings
-            if type(setting.default) in (int, float)}
-
-
-def shown_losses() -> list: # of names
-    "Losses that need nothing but embeddings and labels."
-    return [name for name, entry in LOSSES.items() if not entry.needs]
-
-
-def weights_of(
-    collection:Collection,
-    name:str, # in `shown_losses`
-    settings:dict, # numbers; those that are not given have their default
-    classes:int=4, # P
-    per_class:int=4, # M
-    seed:int=0, # of the batch
-) -> dict: # JSON values: loss, value, pictures, names of their files, labels, W
-    "Raises `ValueError` for what the loss does not take, and for a batch that cannot be drawn."
-    if name not in shown_losses():
-        raise ValueError(f'loss: expected one of {", ".join(shown_losses())}, got {name!r}')
-    if not 2 <= classes * per_class <= 64:
-        raise ValueError(f'batch: expected 2 to 64 pictures, got {classes} × {per_class}')
-    rng = np.random.default_rng(seed)
-    counts = np.bincount(collection.labels)
-    enough = rng.permutation(np.flatnonzero(counts >= min(per_class, counts.max())))
-    batch = []
-    for label in np.sort(enough[:classes]):
-        members = np.flatnonzero(collection.labels == label)
-        batch += np.sort(rng.permutation(members)[:per_class]).tolist()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        loss = LOSSES[name](**settings)
-        x, y = collection.z[batch].double(), torch.as_tensor(collection.labels[batch])
-        value = float(loss(x, y))
-        W = loss.pair_weights(x, y)
-    if not math.isfinite(value):
-        raise ValueError(f'{loss}: its value is {value} for this batch')
-    return dict(loss=repr(loss), value=value, pictures=batch,
-                names=[Path(collection.paths[i]).name for i in batch],
-                labels=[str(collection.names[i]) for i in collection.labels[batch]],
-                W=W.tolist())
+from .mistakes import Collection, numeric_settings, shown_losses, weights_of
 
 # %% ../../nbs/59_search.browser.ipynb #aba0e607
 LINKS = {'/': 'Map', '/worst': 'Worst queries', '/classes': 'Confused classes',
@@ -266,7 +90,7 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "What was found for a picture, right or wrong."
+    "The neighbours of a picture, right or wrong."
     found = collection.neighbours(i, k)
     return Div(*[
         figure(collection, j, f"{similarity:.3f} {'right' if right else 'wrong'}",
@@ -312,7 +136,7 @@ def whole_number(
 # %% ../../nbs/59_search.browser.ipynb #08293765
 def difference(
     collection:Collection,
-    other:Collection, # another embedding of the same pictures, as somebody says
+    other:Collection, # another embedding, which should be of the same pictures
 ) -> str: # '' if they are, as far as their paths tell
     "How many pictures both indexes hold, and what is shown of them."
     said = []
@@ -462,7 +286,7 @@ def listed(self:Pages, request, here, title, ranked, lines, text):
     "A page of many, sixty at a time: those that `ranked` gives, with `lines` below each."
     number = whole_number(request.query_params.get('page'), 'page', 1)
     study = self.collection.studied
-    if not study.ask():
+    if not study.finished():
         return self.waiting(title, here, study)
     order = ranked()
     last = max(1, math.ceil(len(order) / PER_PAGE))
@@ -520,7 +344,7 @@ def table_of(
 @patch
 def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
-    if not study.ask():
+    if not study.finished():
         return self.waiting('Confused classes', '/classes', study)
     of_class = study.report.per_class('map@r')
     pairs = study.report.confusions(top=30)
@@ -541,7 +365,7 @@ def classes(self:Pages, request):
 @patch
 def compare(self:Pages, request):
     mine, theirs = self.collection.studied, self.other.studied
-    ready = [study.ask() for study in (mine, theirs)]
+    ready = [study.finished() for study in (mine, theirs)]
     if not all(ready):
         slower = mine if theirs.done == 1 else theirs
         return self.waiting('Before and after', '/compare', slower)

@@ -123,7 +123,7 @@ def hold_back(
 def check_body(
     body:str, # as in `usual_network`
 ):
-    "Raises `ValueError` for a name that nobody has, with those that are nearest to it."
+    "Raises `ValueError` for an unknown name, with the known ones that are nearest to it."
     known = ['auto', *SMALL, *BODIES]
     if body not in known and not is_timm(body):
         near = ', '.join(get_close_matches(body, known))
@@ -263,7 +263,7 @@ def begin_record(
         record = json.loads(path.read_text(encoding='utf-8'))
         known, finished = dict(depth=1) | record['settings'], record['finished']
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}: expected a record of training, a damaged file was found '
+        raise ValueError(f'{path}: expected a record of training, got a damaged file '
                          f'({error}); --fresh (fresh=True) begins anew') from error
     differ = [f'{name} {known.get(name)!r} there, {value!r} now'
               for name, value in settings.items() if known.get(name) != value]

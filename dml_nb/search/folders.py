@@ -93,7 +93,7 @@ def index_folder(
                                 'there is no such folder')
     files = Pictures(root, None, None, 'cut').items
     if not files:
-        raise ValueError(f'images: expected pictures in {folder}, none was found')
+        raise ValueError(f'images: expected pictures in {folder}, found none')
     facts = getattr(embedder, 'facts', {})
     depth = facts.get('depth', 1) if depth is None else depth
     check_number('depth', depth, lo=1, integer=True)

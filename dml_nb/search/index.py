@@ -154,7 +154,7 @@ def _check_settings(index):
     check_number('effort', index.effort, lo=1, integer=True)
 
 def _embedder_hash(embedder):
-    "The SHA-256 that says which embedder this is, None where nothing tells."
+    "The SHA-256 that says which embedder this is, None where that is not known."
     digest = getattr(embedder, 'sha256', None)
     if callable(digest):
         digest = digest()
@@ -648,7 +648,11 @@ def _check_lengths(path, rows):
         raise ValueError(f'{path}: expected rows of length one, got another one, row {wrong[0]}')
 
 def _check_cells(path, searcher):
-    "Raises ValueError where the cells of an 'ivfpq' do not hold each entry once."
+    "Raises ValueError where an 'ivfpq' has no centre for each cell, or not each entry in one."
+    centres = searcher.quantizer
+    if (centres.d, centres.ntotal) != (searcher.d, searcher.nlist):
+        raise ValueError(f'{path}: expected a centre for each of the {searcher.nlist:,} cells, '
+                         f'got {centres.ntotal:,} of {centres.d} numbers')
     lists, found = searcher.invlists, [np.empty(0, dtype=np.int64)]
     for cell in range(searcher.nlist):
         if size := lists.list_size(cell):

@@ -45,7 +45,7 @@ def versions() -> dict:
     "Of what computes them; None for what is not installed."
     found = dict(python=platform.python_version())
     for name in ('dml_nb', 'torch', 'torchvision', 'fastai', 'numpy', 'scikit-learn', 'faiss-cpu',
-                 'pytorch-metric-learning', 'geomloss', 'POT'):
+                 'timm', 'pytorch-metric-learning', 'geomloss', 'POT'):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -200,7 +200,7 @@ def code_of(
 
 # %% ../../nbs/02_support.results.ipynb #554faad7
 def measurement(
-    name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'memory.omniglot'
+    name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'losses.adapted.speed'
     takes:str, # how long, as '2 minutes'
     needs:str='', # what it needs beside the package, as 'pytorch-metric-learning'
 ):

@@ -84,7 +84,7 @@ def one_writer(
     finally:
         says = text_of(owner)               # another name where others made the folder anew
         if outermost and (says.startswith(me) or not says):
-            for left in (owner, path):      # who waits for a lock that is gone makes a new one
+            for left in (owner, path):      # a process that waits for it makes a new one
                 with suppress(OSError):
                     left.unlink()
         lock.release()

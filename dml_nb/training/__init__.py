@@ -5,9 +5,10 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'embedding': ['Embedder', 'create_embedder'],
     'features': ['Features', 'load_embedder', 'save_embedder'],
     'learner': ['metric_dataloaders', 'metric_learner'],
-    'callbacks': [
+    'callbacks': ['LossCallback', 'PairStatistics'],
+    'methods': [
         'AdaptedTripletCallback', 'CITCallback', 'DROCallback', 'DiscrepancyCallback',
-        'LossCallback', 'MultiSimilarityCallback', 'PairStatistics',
+        'MultiSimilarityCallback',
     ],
     'memory': ['CrossBatchMemory', 'GradientCache', 'Temperature'],
     'distribution': ['distributed'],

@@ -157,7 +157,7 @@ def as_one():
 def check_share(
     z, labels, self_index, tuples, # as a loss takes them, of this rank
     R:int, # references; None: the embeddings of all ranks
-) -> tuple: # the same as tensors, None where nothing was given
+) -> tuple: # the same as tensors; None stays None
     "What one rank brings. Raises TypeError or ValueError for what cannot travel."
     if isinstance(z, Tensor) and z.ndim == 2 and len(z) == 0 and z.shape[1]:
         check_embeddings(z.new_zeros(1, z.shape[1]))                # a rank without rows
@@ -427,7 +427,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
     if z.requires_grad:
         gathered = OwnRows.apply(z, gathered, start)
     else:
-        gathered.requires_grad_(any(to_z))                  # for the ranks that want it
+        gathered.requires_grad_(any(to_z))                  # for the ranks that need it
     if any(to_ref) and not ref.requires_grad:
         ref = ref.detach().requires_grad_()
     if labels is not None:

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
-from fastprogress.fastprogress import progress_bar
 from PIL import Image
 from torch import Tensor, nn
 
@@ -305,7 +304,7 @@ def create_embedder(
     head='linear', # 'linear', 'mlp' or None
     frozen:bool=False, # the body learns nothing
     frozen_batch_norm:bool=False, # the body's BatchNorm learns nothing
-    normalize=None, # (mean, std) of each channel, in [0, 1]; None: as the weights want it
+    normalize=None, # (mean, std) of each channel, in [0, 1]; None: as the weights need it
     fit:str='cut', # how files get that size: 'cut', 'squash' or 'pad'
 ) -> Embedder:
     """An `Embedder`; the global random state is left alone if a seed is given.
@@ -370,7 +369,7 @@ def in_unit_range(
 
 # %% ../../nbs/50_training.embedding.ipynb #b4f9eede
 class Pictures:
-    "What `embed` was given, as a list of pictures. `read(i)` is (C, H, W), or a vector."
+    "The pictures for `embed`, as a list. `read(i)` is (C, H, W), or a vector."
 
     def __init__(self,
         images, # as in `embed`
@@ -469,6 +468,7 @@ def _rows_of(
     numbers = next(model.parameters(), torch.empty(0))          # where and how the network computes
     steps = range(0, len(pictures), bs)
     if progress and len(steps) > 1:
+        from fastprogress.fastprogress import progress_bar          # loads a web framework
         steps = progress_bar(steps, leave=False)
     found = []
     with evaluating(model):

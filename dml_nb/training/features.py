@@ -23,6 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 from ..data.images import ImageSet
+from ..support.results import code_hash, versions
 from ..support.storage import Store, hash_of, write_atomically
 from .embedding import Embedder, _rows_of, build_body
 from .networks import NormalizedBody
@@ -119,7 +120,9 @@ class Features(ImageSet):
     @staticmethod
     def key(embedder, images):
         "64 hexadecimal digits that name all that decides the features."
-        facts = [repr(embedder.body), repr(embedder.pool), embedder.pool.kind]
+        libraries = [versions()[name] for name in ('torch', 'torchvision', 'timm')]
+        facts = [repr(embedder.body), repr(embedder.pool), embedder.pool.kind, libraries,
+                 code_hash('dml_nb.training.features')]
         tensors = {f'body.{name}': x for name, x in embedder.body.state_dict().items()}
         tensors |= {f'pool.{name}': x for name, x in embedder.pool.state_dict().items()}
         if isinstance(embedder.body, NormalizedBody):

@@ -557,7 +557,7 @@ def operands(
     z:Tensor, # (B, D)
     labels=None, ref:Tensor=None, ref_labels=None, self_index=None, tuples=None, # as a loss
 ) -> tuple: # the same, such that z·ref is S/τ + b
-    "What the loss is asked about. Raises as a loss does."
+    "The arguments of the loss. Raises as a loss does."
     ref, ref_labels, self_index, tuples = as_peers_call(ref, ref_labels, self_index, tuples)
     x = unit(check_embeddings(z))
     r = None if ref is None else unit(check_embeddings(ref, 'ref'))

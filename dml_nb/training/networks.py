@@ -157,7 +157,7 @@ def is_timm(
 
 
 def import_timm(
-    name:str, # the network that is asked for
+    name:str, # the network requested
 ): # the module
     "timm, if it has that network. Raises `ImportError`, `ValueError`."
     try:
@@ -327,7 +327,7 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x):
         padding = []
-        for axis in (1, 0):                                 # `pad` wants the last axis first
+        for axis in (1, 0):                                 # `pad` takes the last axis first
             side, kernel, stride = x.shape[2 + axis], self.kernel_size[axis], self.stride[axis]
             total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
             padding += [total // 2, total - total // 2]

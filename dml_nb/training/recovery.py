@@ -73,7 +73,7 @@ def pack(
 def unpack(
     value, # from `pack`, perhaps by way of JSON
     tensors:dict, # name -> tensor
-): # what `pack` was given, tuples as lists
+): # the value that went into `pack`, tuples as lists
     "The state again."
     if isinstance(value, list):
         return [unpack(item, tensors) for item in value]
@@ -248,7 +248,7 @@ def read_state(
     folder:Path,
     rank:int=0, world:int=1, # whose state, and of how many processes
 ) -> dict:
-    """What `write_state` was given. Raises ValueError, naming the file, if it was truncated, edited
+    """What `write_state` wrote. Raises ValueError, naming the file, if it was truncated, edited
     or replaced, and for another number of processes."""
     try:
         facts, contents = _CHECKPOINT.read(folder)

@@ -99,6 +99,8 @@ class UncertaintySet(Named):
         for _ in range(self.statistics_passes):
             read = [losses.clone() for losses in sides] if self.overwrites else sides
             known = self.summarize(self.gather(read, share, None, known), known)
+            if known.get('settled'):
+                break
         return known
 
     def worst_case(
@@ -508,7 +510,9 @@ def summarize(self:ChiSquareBall, gathered, known):
         return summarize_range(gathered)
     new, share = gathered
     if 'width' in known:
-        return self.finish(known, share, *new)
+        found = self.finish(known, share, *new)
+        on_host = new.device.type == 'cpu'              # elsewhere the answer has to be waited for
+        return found | dict(settled=on_host and bool(found['width'] == known['width']))
     return known | dict(width=self.surely_admissible(known, new, share))
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #73f33bb7

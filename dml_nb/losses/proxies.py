@@ -27,8 +27,7 @@ from torch.nn.functional import softplus
 
 from ..core import (
     as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
-from .contrastive import InfoNCE, root
-from .neighbours import NPairs
+from .contrastive import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term
 from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
@@ -197,35 +196,6 @@ def meet(
     meet_classes(self.class_numbers, labels)
     look_at_numbers(self)
 
-# %% ../../nbs/25_losses.proxies.ipynb #939c105b
-class NormalizedSoftmax(Proxies):
-    "Mean of -log softmax(S/τ) of the own class (Zhai and Wu, 2019): `InfoNCE` against proxies"
-    def __init__(
-        self,
-        classes:int, # C
-        dim:int, # D, of the embeddings
-        temperature:float=.05, # τ
-        **kwargs, # `normalize`, `block`
-    ):
-        super().__init__(InfoNCE(temperature, **kwargs), classes, dim)
-
-
-class ProxyNCA(Proxies):
-    """Mean of -log of e^{-‖x-w_y‖²} / Σ_c e^{-‖x-w_c‖²}, the softmax of 2S (Movshovitz-Attias et
-    al., 2017): N-pairs against proxies"""
-    def __init__(
-        self,
-        classes:int, # C
-        dim:int, # D, of the embeddings
-        scale:float=2., # of similarities; squared distances are multiplied by half of it
-        **kwargs, # `normalize`, `block`
-    ):
-        super().__init__(NPairs(scale, **kwargs), classes, dim)
-
-    def reset_parameters(self):
-        "Draw the rows: normal numbers, row by row."
-        nn.init.normal_(self.weight)
-
 # %% ../../nbs/25_losses.proxies.ipynb #6d78e251
 class ClassSoftmax(PairLoss):
     """Mean over items of log(1 + Σ_{c≠y} e^{s (M_c - ψ(M_y))}) with ψ(M) = M - m. References are
@@ -269,6 +239,51 @@ class ClassSoftmax(PairLoss):
         r = x.sigmoid().mul_(self.scale).div_(items)
         W = softmax.scatter_(1, at, slope.neg_()).mul_(r)
         return value, W if slopes is None else slopes.mul_(W).permute(1, 2, 0).flatten(1)
+
+
+class PlainSoftmax(ClassSoftmax):
+    "The same without a margin, at s = 1/τ"
+    centers = 1
+
+    def __init__(self, temperature, **kwargs):
+        PairLoss.__init__(self, **kwargs)
+        self.temperature = check_number('temperature', temperature, above=0)
+
+    @property
+    def scale(self):
+        return 1 / self.temperature
+
+    def eased(self, own):
+        return own, torch.ones_like(own)
+
+# %% ../../nbs/25_losses.proxies.ipynb #939c105b
+class NormalizedSoftmax(Proxies):
+    "Mean of -log softmax(S/τ) of the own class (Zhai and Wu, 2019), as `InfoNCE` against proxies"
+    def __init__(
+        self,
+        classes:int, # C
+        dim:int, # D, of the embeddings
+        temperature:float=.05, # τ
+        **kwargs, # `normalize`, `block`
+    ):
+        super().__init__(PlainSoftmax(temperature, **kwargs), classes, dim)
+
+
+class ProxyNCA(Proxies):
+    """Mean of -log of e^{-‖x-w_y‖²} / Σ_c e^{-‖x-w_c‖²}, the softmax of 2S (Movshovitz-Attias et
+    al., 2017), as N-pairs against proxies"""
+    def __init__(
+        self,
+        classes:int, # C
+        dim:int, # D, of the embeddings
+        scale:float=2., # of similarities; squared distances are multiplied by half of it
+        **kwargs, # `normalize`, `block`
+    ):
+        super().__init__(ClassSoftmax(0., scale, **kwargs), classes, dim)
+
+    def reset_parameters(self):
+        "Draw the rows: normal numbers, row by row."
+        nn.init.normal_(self.weight)
 
 # %% ../../nbs/25_losses.proxies.ipynb #9e7d616d
 class CosFace(Proxies):

@@ -244,8 +244,8 @@ def gather(self:DRO, S, pairs, gathered):
     if len(pairs.rows) == len(pairs.batch.rows):       # one block: all losses will be at hand
         return None
     turn, known = pairs.statistics or (0, None)
-    if turn < self.passes and (known or {}).get('settled'):
-        return None                                    # no further pass changes anything
+    if turn >= self.passes and (self.sample is None or 'block_masses' in known):
+        return None                                    # all is known before the last pass
     share = pairs_per_entry(pairs.batch, self.pairs == 'unordered')
     sides, _ = self.losses(S, pairs, survey=True)
     if turn < self.passes:
@@ -256,16 +256,14 @@ def gather(self:DRO, S, pairs, gathered):
 
 @patch
 def summarize(self:DRO, gathered, statistics):
-    if gathered is None and statistics is None:
-        return None
-    turn, known = statistics or (0, None)
     if gathered is None:
-        pass
-    elif turn < self.passes:
+        return statistics
+    turn, known = statistics or (0, None)
+    if turn < self.passes:
         known = self.uncertainty.summarize(gathered, known)
     else:
         known = known | dict(block_masses=gathered)
-    return turn + 1, known
+    return self.passes if known.get('settled') else turn + 1, known
 
 # %% ../../nbs/17_losses.dro.ipynb #05f6e4df
 @patch

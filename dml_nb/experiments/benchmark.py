@@ -563,16 +563,22 @@ COMPARISONS.append(
         Side('limit', '', 'W() @ u')), quick=(wide,), turns=9, memory=False))
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #63506e5b
+three_products = Side('limit', 'p = torch.nn.functional.normalize(loss.weight.detach())',
+                      'S = u @ p.T\nS @ p\nS.T @ u')
+
+
 def beside_its_products(
     name:str, # in `LOSSES`
 ) -> Comparison:
     "A step of a loss, and the products that it cannot do without."
-    setup = f'from dml_nb.losses.catalogue import LOSSES\nloss = LOSSES[{name!r}]()'
+    setup = (f'from dml_nb.losses.catalogue import LOSSES\n'
+             f'loss = LOSSES[{name!r}].for_data({{B}} // 4, {{D}})')
+    limit = three_products if LOSSES[name].needs else two_products
     return Comparison('limit', name, (wide,), (
-        Side('dml_nb', setup, 'loss(z, y).backward()'), two_products), turns=5, memory=False)
+        Side('dml_nb', setup, 'loss(z, y).backward()'), limit), turns=5, memory=False)
 
 
-COMPARISONS += [beside_its_products(name) for name, entry in LOSSES.items() if not entry.needs]
+COMPARISONS += [beside_its_products(name) for name in LOSSES]
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #c7936504
 def bench(

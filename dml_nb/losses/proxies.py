@@ -232,8 +232,7 @@ class ClassSoftmax(PairLoss):
         eased, slope = self.eased(M.gather(1, at))
         logits = torch.mul(M, self.scale, out=pairs.buffer(M)).scatter_(1, at, -inf)
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
-        x = torch.sub(wrong, eased, alpha=self.scale)                    # of a wrong class
-        x.masked_fill_(y < 0, -inf)
+        x = (wrong - self.scale * eased).masked_fill_(y < 0, -inf)       # of a wrong class
         items = (pairs.batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
         r = x.sigmoid().mul_(self.scale).div_(items)

@@ -46,6 +46,7 @@ Modules:
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.proxies`: Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
+- `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.

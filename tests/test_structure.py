@@ -548,12 +548,16 @@ def test_settings_act_when_they_are_set():
     one = sets_loss(z, sets(B, 0))
     sets_loss.at_least = 2
     assert sets_loss(z, sets(B, 0)) != one
+    graded, r = Graded(Contrastive()), torch.rand(B, B, generator=torch.Generator().manual_seed(0))
+    graded.grades = 3
+    assert graded(z, r) == Graded(Contrastive(), grades=3)(z, r) != Graded(Contrastive())(z, r)
     assert repr(Shares(Contrastive())) == 'Shares(loss=Contrastive(lam=0.5), at_least=1)'
 
 
 @pytest.mark.parametrize('loss', [SmoothAP(), MultiSimilarity(), Triplet(select=SemiHard())], ids=repr)
-def test_large_batches(loss):
+def test_large_batches(loss, monkeypatch):
     "Rows enough for lists of positives, several blocks, and counts without masks of all rows"
+    monkeypatch.setattr('dml_nb.core.one_block', lambda device: 2**14)
     g = torch.Generator().manual_seed(0)
     z = torch.randn(300, D, generator=g)
     y = torch.stack([torch.arange(300) // 4, torch.arange(300) // 20], 1)

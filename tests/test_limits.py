@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dml_nb.core import Scratch
 from dml_nb.engine import inputs, memory
 from dml_nb.support.results import extra_memory
 from dml_nb.losses import (
@@ -158,7 +159,9 @@ def test_relations_are_made_a_block_at_a_time(kind, monkeypatch):
     z, y = batch(rows)
     make, labels = structured(y)[kind]
     loss = make(MultiSimilarity(block=32))
+    Scratch.pool.clear()
     assert step(loss, z, labels).largest <= max(rows * D, labels.numel())
+    assert len(Scratch.pool[0].slots) <= 4                               # S and what one term takes
     labels = labels.clone()
     labels[::7] = -1 if kind == 0 else 0                                 # some have no label
     assert step(loss, z, labels).largest <= max(rows * D, labels.numel())

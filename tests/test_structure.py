@@ -10,7 +10,7 @@ from torch import nn
 from dml_nb.core import unit
 from dml_nb.losses import (
     CIT, DCDL, AdaptedTriplet, Angular, ArcFace, CentroidTriplet, ClassDiscrepancy, Contrastive,
-    DROTopK, Graded, HardTriplets, InfoNCE, Levels, MarginLoss, MultiSimilarity, SemiHard, Shares,
+    DROTopK, Graded, HardTriplets, InfoNCE, IntraPairVariance, Levels, MarginLoss, MultiSimilarity, SemiHard, Shares,
     SmoothAP, Triplet)
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.proof.weights import in_blocks
@@ -409,7 +409,16 @@ def test_three_grades_in_order_are_three_levels():
 
 def test_terms_and_sums_share_one_table():
     z, y = rows(B, 0), levels(B, 0)
-    a, b = DROTopK(20) + 2 * Triplet(select=HardTriplets()), MultiSimilarity()
+    # terms of one pass, of two and of none before the weights
+    a, b = DROTopK(20) + 2 * IntraPairVariance() + Triplet(select=HardTriplets()), MultiSimilarity()
+    for block in (None, 4):
+        loss = Levels(a + b, [1., .5])
+        loss.block = block
+        wanted = Levels(a, [1., .5]).pair_weights(z, y) + Levels(b, [1., .5]).pair_weights(z, y)
+        same(loss.pair_weights(z, y), wanted, 'W')
+        for level, weights in enumerate(([1., 0.], [0., 1.])):
+            loss.weights = weights
+            same(loss.pair_weights(z, y), (a + b).pair_weights(z, y[:, level]), 'W')
     together = Levels(a, [1., .5]) + .3 * Levels(b, [0., 1.])
     wanted = Levels(a, [1., .5]).pair_weights(z, y) + .3 * Levels(b, [0., 1.]).pair_weights(z, y)
     same(together.pair_weights(z, y), wanted, 'W')
@@ -419,7 +428,7 @@ def test_terms_and_sums_share_one_table():
 
 def test_what_is_at_the_diagonal_is_not_read():
     z, r = rows(B, 0), ThreeGrades.labels[0]
-    loss = Graded(MultiSimilarity())
+    loss = Graded(MultiSimilarity(epsilon=None))                          # negatives count alone
     assert torch.equal(loss(z, r), loss(z, r.clone().fill_diagonal_(.123)))
     low = r.clamp(max=2 / 3).fill_diagonal_(1.)                           # no pair has relevance 1
     assert torch.equal(loss(z, low), loss(z, low.clone().fill_diagonal_(0.)))
@@ -533,6 +542,12 @@ def test_wrong_input_is_refused():
             pytest.fail(f'wrong input {number} was accepted')
 
 
+def test_the_loss_within_is_named():
+    z, y = rows(B, 0), levels(B, 0)
+    with pytest.raises(ValueError, match='Angular: expected integer classes of one batch'):
+        Levels(Angular(), [1., 1.])(z, y, z, y)
+
+
 def test_settings_act_when_they_are_set():
     z, y = rows(B, 0), levels(B, 0)
     loss = Levels(CIT(), [1., 1.])
@@ -560,10 +575,19 @@ def test_large_batches(loss, monkeypatch):
     monkeypatch.setattr('dml_nb.core.one_block', lambda device: 2**14)
     g = torch.Generator().manual_seed(0)
     z = torch.randn(300, D, generator=g)
-    y = torch.stack([torch.arange(300) // 4, torch.arange(300) // 20], 1)
+    whole = torch.stack([torch.arange(300) // 4, torch.arange(300)**2 // 9000], 1)
+    some = whole.clone()
+    some[::7, 0] = -1
+    sets = nn.functional.one_hot(some[:, 0] + 1)[:, 1:].bool()
+    uneven = nn.functional.one_hot(whole[:, 1]).bool()
+
+    def by_level(y): return loss(z, y[:, 0]) + .5 * loss(z, y[:, 1])
+
     for structured, labels, wanted in (
-            (Levels(loss, [1., .5]), y, lambda: loss(z, y[:, 0]) + .5 * loss(z, y[:, 1])),
-            (Shares(loss), nn.functional.one_hot(y[:, 0]).bool(), lambda: loss(z, y[:, 0]))):
+            (Levels(loss, [1., .5]), whole, lambda: by_level(whole)),
+            (Levels(loss, [1., .5]), some, lambda: by_level(some)),
+            (Shares(loss), sets, lambda: loss(z, some[:, 0])),
+            (Shares(loss), uneven, lambda: loss(z, whole[:, 1]))):
         for block in (None, 70):
             torch.manual_seed(0)
             found = in_blocks(structured, block)(z, labels)

@@ -23,11 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from .core import check_embeddings, device_is_read, full_precision, inf, widen
 from .support.validate import check_choice, check_flag, check_number
 from .engine.operator import OnlyOnce
-from .weighting import settings
+from .weighting import exp_, settings
 
 # %% ../nbs/21_transport.ipynb #1dfcbef7
 def row_scores(
@@ -429,10 +430,8 @@ class MMD(KernelDivergence):
 
     def evaluate(self, d2, equal=0.):
         if check_choice('kernel', self.kernel, 'laplacian', 'gaussian') == 'gaussian':
-            k = d2.mul_(-.5 / self.sigma**2).exp_()
+            k = exp_(d2.mul_(-.5 / self.sigma**2))
             return k, k * (-.5 / self.sigma**2)
-        d = torch.threshold_(d2, equal, 0.).sqrt_()
-        k = (d / -self.sigma).exp_()
-        slope = d.sign().mul_(k)                            # 0 at d = 0, the kink, else k
-        smallest = torch.finfo(d.dtype).tiny
-        return k, slope.div_(d.clamp_(min=smallest)).mul_(-.5 / self.sigma)
+        inverse = threshold(d2.clamp_(max=1e30), equal, inf).rsqrt_()   # 1/d, 0 at the kink d = 0
+        k = exp_(d2.mul_(inverse).mul_(-1 / self.sigma))
+        return k, inverse.mul_(k).mul_(-.5 / self.sigma)

@@ -117,16 +117,18 @@ def kernel_classes(
     everywhere = (q * q / n).sum()                                  # Σ_k 1/m_k²
     apart = -q * q - q / n                                          # what a row adds to its pairs
     same = (q > 0) / n**2 - q * q
-    C_apart = (everywhere + apart[rows] + apart.T).to(S.dtype)      # (b, R)
+    C_apart = torch.add((everywhere + apart[rows]).to(S.dtype), apart.T.to(S.dtype),
+                        out=pairs.buffer(N))                        # (b, R)
     C_same = (everywhere + same[rows]).to(S.dtype)                  # (b, 1)
     equal = 64 * torch.finfo(S.dtype).eps                           # of ‖u - v‖²: rounding of S
-    d2_far = N.mul_(-2).add_(2).clamp_(min=0)
+    d2_far = N.mul_(-2).add_(2).clamp_(min=0)                       # inf: no pair
     d2_near = torch.where(P == inf, inf, (2 - 2 * P).clamp(min=0))
     far, slope_far = divergence.evaluate(d2_far, equal)             # (b, R)
     near, slope_near = divergence.evaluate(d2_near, equal)          # (b, c)
     own = divergence.evaluate(S.new_zeros(1))[0] * C_same * (q[rows] > 0)   # (b, 1) with itself
-    value = (far.mul_(C_apart).sum(dtype=torch.float64) + (near * C_same).sum(dtype=torch.float64)
-             + own.sum(dtype=torch.float64))
+    of_anchors = (far.mul_(C_apart).sum(1, keepdim=True) + (near * C_same).sum(1, keepdim=True)
+                  + own)                                            # (b, 1)
+    value = of_anchors.sum(dtype=torch.float64)
     W_near = slope_near.mul_(C_same).mul_(2)                        # d‖u - v‖²/dS = -2
     W_far = slope_far.mul_(C_apart).mul_(2)
     return -value, pairs.weights(W_near, W_far)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import unicodedata
 import warnings
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ from dml_nb.support import storage
 from dml_nb.search import everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
+from dml_nb.data.pixels import KeptPixels
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
-from dml_nb.search.everyday import careful_learner, held_back_of, hold_back
+from dml_nb.search.everyday import careful_learner
 from dml_nb.search.folders import embed_readable, search_page
+from dml_nb.search.pictures import held_back_of, hold_back
 from dml_nb.search import EmbeddingIndex
 from dml_nb.search.index import _INDEX
 from dml_nb.training.learner import MetricLearner
@@ -117,18 +120,19 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_pictures_are_read_as_asked_for(folder):
+def test_pictures_are_read_as_asked_for(folder, tmp_path):
     twice = folder.parent/'twice'
     for i in range(10):
         shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
-    told = []
+    told, kept = [], KeptPixels(tmp_path)
     asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2,
-                   tell=lambda *counts: told.append(counts))
+                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept)
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
-    assert told == [(i + 1, 50) for i in range(50)]
-    asked |= dict(data=folder, depth=1)
+    assert told == [] and images.source.kept is kept
+    asked |= dict(data=folder, depth=1, on_error='skip', kept=None)
     images = load_pictures(**asked)
+    assert told == [(i + 1, 50) for i in range(50)]
     assert images[0][0].shape == (1, 16, 12)
     usual = dict(size=None, fit='squash', mode=None)
     shapes = dict(size=(1, 128, 128), fit=(1, 16, 12), mode=(3, 16, 12))
@@ -282,25 +286,30 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     for i in range(10):
         shutil.copytree(folder/f'{i}', groups/f'{i % 2}'/f'{i}')
     embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
-    index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path,
+    kept = KeptPixels(tmp_path/'pixels')
+    time.sleep(.2)                          # what has only just been written is not kept
+    index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
                           kind='hnsw', tell=lambda *done: told.append(done), depth=2))
+    assert len(kept.new) == 50
     index = EmbeddingIndex.open(tmp_path)
     assert index.kind == 'hnsw' and told == [(50, 50)]
     assert {fact['label'] for fact in index.metadata()} == {f'{i % 2}/{i}' for i in range(10)}
 
 
-def test_files_are_embedded_as_many_at_once_as_asked_for():
-    def embed(files, bs, progress):
-        asked.append((files, bs))
-        return torch.zeros(len(files), 2)
-
-    asked, told = [], []
-    z, kept, skipped = embed_readable(**all_of(
-        embed_readable, embedder=SimpleNamespace(embed=embed), files=list('abcde'), bs=2,
-        tell=lambda *done: told.append(done)))
-    assert asked == [(['a', 'b'], 2), (['c', 'd'], 2), (['e'], 2)]
-    assert told == [(2, 5), (4, 5), (5, 5)]
-    assert len(z) == 5 and kept == list('abcde') and skipped == {}
+def test_files_are_embedded_as_many_at_once_as_asked_for(folder, tmp_path):
+    embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
+    files = sorted(folder.rglob('*.png'))[:6]
+    (tmp_path/'broken.png').write_bytes(b'no picture')
+    given = files[:3] + [tmp_path/'broken.png'] + files[3:]
+    sizes, told, kept = [], [], KeptPixels(tmp_path/'pixels')
+    time.sleep(.2)                          # what has only just been written is not kept
+    embedder.body.register_forward_pre_hook(lambda body, x: sizes.append(len(x[0])))
+    z, fine, skipped = embed_readable(**all_of(
+        embed_readable, embedder=embedder, files=given, bs=2,
+        tell=lambda *done: told.append(done), kept=kept))
+    assert sizes == [2, 1, 2, 1] and told == [(2, 7), (4, 7), (6, 7), (7, 7)]
+    assert fine == files and list(skipped) == [tmp_path/'broken.png'] and len(kept.new) == 6
+    assert torch.allclose(z, embedder.embed(files, 2, progress=False))
 
 
 @pytest.fixture

@@ -206,19 +206,21 @@ def run_train(
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
             check_above_0('--lr', lr)
-        folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
+        folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints', 'pixels'])
         check_losses([loss], '--loss')
         from dml_nb.data.sources import options_of
         options_of(data)                                    # says what is no name of data
         from dml_nb.experiments.recipe import naming_own
-        from dml_nb.search.everyday import check_body, load_pictures, train_embedder
+        from dml_nb.data.pixels import KeptPixels
+        from dml_nb.search.everyday import check_body, train_embedder
+        from dml_nb.search.pictures import load_pictures
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
-            with reading_bar(data) as tell:
+            with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:
                 images = load_pictures(
-                    data, size, mode='L' if grey else None, depth=depth, tell=tell)
+                    data, size, mode='L' if grey else None, depth=depth, tell=tell, kept=kept)
             training = naming_own('training with', loss)
             with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
@@ -251,41 +253,53 @@ def load_model(
     return load_embedder(folder)
 
 
+def kept_pixels(
+    path:str, # as `model_folder` takes it
+): # `KeptPixels`
+    "Beside the model: what a command decodes with it, the next one need not decode."
+    folder = model_folder(path)
+    if (folder.parent/'training.json').is_file():           # as dml train makes it
+        folder = folder.parent
+    from dml_nb.data.pixels import KeptPixels
+    return KeptPixels(folder/'pixels')
+
+
 def pictures_for(
     embedder, # `Embedder`
     data:str,
     depth:int=None, # of the folders that are the classes; None: as in the training
+    on_error:str='skip', # as in `load_pictures`, and so is kept
+    kept=None,
 ): # `ImageSet`
     "Pictures of the size and colours that the embedder takes."
     from dml_nb.data.sources import options_of
-    from dml_nb.search.everyday import load_pictures
+    from dml_nb.search.pictures import load_pictures
     made = embedder.made
     mode = 'L' if made.get('channels') == 1 else None
     if depth is None:
         depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
     with reading_bar(data) as tell:
-        return load_pictures(data, embedder.size, embedder.fit, mode, depth, tell)
+        return load_pictures(
+            data, embedder.size, embedder.fit, mode, depth, tell, on_error, kept)
 
 
 def embedded(
     embedder, # `Embedder`
     images, # `ImageSet`
-): # (N, dim) tensor
-    "Embeddings with a bar."
-    import torch
-    rows, step = [], 64
+) -> tuple: # (N, dim) tensor, and the `ImageSet` without those that cannot be read
+    "Embeddings with a bar; files are decoded meanwhile."
+    from dml_nb.data.readers import leave_out_broken
+    from dml_nb.training.embedding import _rows_of
+    faults = {} if hasattr(images.source, 'skipped') else None      # of arrays none is broken
     with progress_bar('pictures', stderr=True) as bar:
         task = bar.add_task('embedding', total=len(images))
-        for lo in range(0, len(images), step):
-            part = images.subset(range(lo, min(lo + step, len(images))))
-            rows.append(embedder.embed(part, progress=False))
-            bar.update(task, advance=len(part))
-    return torch.cat(rows)
+        z = _rows_of(embedder, embedder, images, 64, faults=faults,
+                     tell=lambda done, count: bar.update(task, completed=done))
+    return z, leave_out_broken(images, faults)
 
 # %% ../../nbs/68_cli.models.ipynb #764cfc01
 def chosen_part(
     model:str, # folder of the model
-    embedder, # `Embedder`
     images, # `ImageSet`
     part:str, # 'auto', 'all', 'held-out', or a part of the data set
 ) -> tuple: # `ImageSet`, and the name of the part
@@ -294,17 +308,24 @@ def chosen_part(
     if part == 'auto':
         part = 'test' if 'test' in known else 'all'
     if part == 'held-out':
-        from dml_nb.search.everyday import held_back_of
+        from dml_nb.search.pictures import held_back_of
         return held_back_of(model, images), part
     if part in known:
         return images.subset(images.split == part), part
     if part != 'all':
         raise ValueError(f"--part: expected one of {', '.join(['all', 'held-out', *known])}, got "
                          f'{part!r}')
+    return images, part
+
+
+def say_if_trained_on(
+    embedder, # `Embedder`
+    images, # `ImageSet`
+):
+    "One line where the measured pictures are those of the training."
     if embedder.facts.get('data', {}).get('sha256') == images.sha256():
         print('dml: the model was trained on most of these pictures, which flatters it; see '
               '--part held-out', file=sys.stderr)
-    return images, part
 
 # %% ../../nbs/68_cli.models.ipynb #e45165e4
 @app.command('evaluate')
@@ -332,9 +353,15 @@ def run_evaluate(
         model_folder(model)
         check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
-        images, part = chosen_part(model, embedder, pictures_for(embedder, data, depth), part)
+        which = 'skip' if part == 'held-out' else 'later'   # what was held back depends on all
+        with kept_pixels(model) as kept:
+            images = pictures_for(embedder, data, depth, which, kept)
+            images, part = chosen_part(model, images, part)
+            z, images = embedded(embedder, images)
+        if part == 'all':
+            say_if_trained_on(embedder, images)
         from dml_nb.evaluation.retrieval import evaluate as measure
-        report = measure(embedded(embedder, images), images.labels)
+        report = measure(z, images.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
@@ -387,9 +414,11 @@ def run_embed(
         from dml_nb.support.storage import one_writer, write_atomically
         with one_writer(path.parent, path.name):
             embedder = load_model(model)
-            images = pictures_for(embedder, data, depth)
             import numpy as np
-            z = embedded(embedder, images).numpy()
+            with kept_pixels(model) as kept:
+                images = pictures_for(embedder, data, depth, 'later', kept)
+                z, images = embedded(embedder, images)
+            z = z.numpy()
             names = np.array([*map(str, images.classes), ''])[images.labels]    # '': no label
             content = BytesIO()
             np.savez(content, features=z, labels=names)

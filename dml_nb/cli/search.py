@@ -23,7 +23,7 @@ import typer
 from .base import (
     Json, app, fail, no_empty_folder, progress_bar, stopped_writing, told_in_one_line,
     writable_folder)
-from .models import DepthOrTrained, check_index, load_model
+from .models import DepthOrTrained, check_index, kept_pixels, load_model
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
 @app.command('index')
@@ -50,11 +50,11 @@ def run_index(
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
         from dml_nb.search.folders import index_folder
-        with progress_bar('files', stderr=True) as bar:
+        with progress_bar('files', stderr=True) as bar, kept_pixels(model) as kept:
             task = bar.add_task('indexing', total=None)
             found = index_folder(
                 embedder, images, folder, kind,
-                lambda done, files: bar.update(task, completed=done, total=files), depth)
+                lambda done, files: bar.update(task, completed=done, total=files), depth, kept)
         for why in found['skipped'].values():
             print(f'dml: left out {why}', file=sys.stderr)
         left = f", {len(found['skipped'])} left out" if found['skipped'] else ''

@@ -69,13 +69,15 @@ def _in_mode(picture, mode):
     if picture.mode in ('I', 'F'):
         raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
                          'save it with 8 or 16 bits')
-    picture = ImageOps.exif_transpose(picture)
+    picture.load()                                          # some formats end with their EXIF
+    if picture.getexif().get(274, 1) != 1:                  # 274: the EXIF tag of orientation
+        picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith('I;16'):
         grey = (np.asarray(picture) / 257).round().astype(np.uint8)
         picture = Image.fromarray(grey)
     if picture.mode == 'P' and 'transparency' in picture.info:
         picture = picture.convert('RGBA')
-    return picture.convert(mode)
+    return picture if picture.mode == mode else picture.convert(mode)
 
 # %% ../../nbs/30_data.images.ipynb #709f1cef
 def _fitted(picture, size, fit):
@@ -102,8 +104,15 @@ def picture_pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
     picture = _in_mode(picture, mode)
     if size is not None:
         picture = _fitted(picture, size, fit)
-    x = torch.from_numpy(np.array(picture))
-    return (x[None] if x.ndim == 2 else x.permute(2, 0, 1)).contiguous()
+    x = np.array(picture)
+    return torch.from_numpy(x[None] if x.ndim == 2 else np.ascontiguousarray(x.transpose(2, 0, 1)))
+
+
+def in_unit_interval(
+    pixels:Tensor, # uint8, of one picture
+) -> Tensor: # float32 in [0, 1]
+    "As `pixels / 255`, but in one thread: pictures are read by several threads at once already"
+    return torch.from_numpy(pixels.numpy() / np.float32(255))
 
 
 def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
@@ -124,7 +133,7 @@ def read_image(
     there."""
     check_choice('mode', mode, 'RGB', 'L')
     check_choice('fit', fit, 'cut', 'squash', 'pad')
-    return _decode(path, sides_of(size), mode, fit) / 255
+    return in_unit_interval(_decode(path, sides_of(size), mode, fit))
 
 # %% ../../nbs/30_data.images.ipynb #a4458f61
 def small_jpeg(
@@ -183,7 +192,9 @@ class ImageArray:
 
     def __getitem__(self, i):
         x = self.pixels[i]
-        return x / 255 if x.dtype == torch.uint8 else x.clone()
+        if x.dtype != torch.uint8:
+            return x.clone()
+        return in_unit_interval(x) if np.ndim(i) == 0 else x / 255
 
     def raw(self, i):
         return self.pixels[i].numpy().tobytes()
@@ -283,6 +294,7 @@ class ImageFiles:
         mode:str='RGB', # 'RGB' or 'L'
         fit:str='cut', # how they get that size: 'cut', 'squash' or 'pad'
         cache=True, # keep decoded pictures: True (a quarter of the memory), False, or bytes
+        kept=None, # `KeptPixels` of earlier commands, or None
     ):
         self.mode = check_choice('mode', mode, 'RGB', 'L')
         self.fit = check_choice('fit', fit, 'cut', 'squash', 'pad')
@@ -293,6 +305,7 @@ class ImageFiles:
         self.limit = _cache_limit(cache)
         fits = self.size is not None and self.bytes <= self.limit
         self.cache = _SharedPixels((len(self), *self.shape)) if fits else None
+        self.kept = kept
 
     @property
     def bytes(self):
@@ -305,14 +318,15 @@ class ImageFiles:
     def _pixels(self, i): # (C, H, W) uint8
         if self.cache is not None and self.cache.known[i]:
             return self.cache.pixels[i]
-        x = _decode(self.paths[i], self.size, self.mode, self.fit)
+        read = _decode if self.kept is None else self.kept.pixels
+        x = read(self.paths[i], self.size, self.mode, self.fit)
         if self.cache is not None:
             self.cache.pixels[i] = x
             self.cache.known[i] = 1                         # last: another process may look
         return x
 
     def __getitem__(self, i):
-        if np.ndim(i) == 0: return self._pixels(i) / 255
+        if np.ndim(i) == 0: return in_unit_interval(self._pixels(i))
         return stack_pictures([self[j] for j in i], self.shape)
 
     def raw(self, i):
@@ -332,7 +346,7 @@ def keeps(self:ImageFiles) -> str:
 def _upright_sides(file) -> tuple: # width and height once upright
     "The size of a picture, from its header"
     with _opened(file) as picture:
-        turned = picture.getexif().get(274, 1) >= 5         # 274: the EXIF tag of orientation
+        turned = picture.getexif().get(274, 1) >= 5         # 5 to 8: on its side
         return picture.size[::-1] if turned else picture.size
 
 

@@ -189,6 +189,9 @@ def numbered_classes(
     return np.array([place[value] for value in values], dtype=np.int64), order
 
 # %% ../../nbs/31_data.readers.ipynb #5f976cf9
+LENIENT = 'skip', 'later' # values of `on_error` with which faulty pictures are left out
+
+
 def check_classes(name, labels, classes):
     "ValueError for a class without items, or fewer than two classes"
     present = set(np.unique(labels).tolist()) - {-1}
@@ -200,8 +203,8 @@ def check_classes(name, labels, classes):
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
-    "ValueError naming the first that does not fit; with 'skip' a warning: they are left out"
-    if faulty and on_error != 'skip':
+    "ValueError naming the first that does not fit; or a warning: they are left out"
+    if faulty and on_error not in LENIENT:
         raise ValueError(f'{wanted}, {base}/{min(faulty)} {verb}s {what}')
     if faulty:
         counted = f'1 {noun} {verb}s' if len(faulty) == 1 else f'{len(faulty):,} {noun}s {verb}'
@@ -234,19 +237,31 @@ def without_broken(images, tell=None) -> ImageSet:
         except (ValueError, FileNotFoundError) as error:
             return str(error)
 
+    faults = {}
     with ThreadPoolExecutor() as pool:                      # PIL decodes several at once
-        for i, found in enumerate(pool.map(fault, range(len(source)))):
+        for i, found in enumerate(pool.map(fault, images.index)):
             if found is not None:
-                source.skipped[i] = found
+                faults[i] = found
             if tell is not None:
-                tell(i + 1, len(source))
-    if not source.skipped: return images
-    images = images.subset(~np.isin(images.index, list(source.skipped)))
-    images.skipped = tuple(str(source.paths[i]) for i in source.skipped)
-    count = f'{len(source.skipped):,} of {len(source):,} pictures'
-    first = next(iter(source.skipped.values()))
+                tell(i + 1, len(images))
+    return leave_out_broken(images, faults, stacklevel=5)
+
+
+def leave_out_broken(
+    images,
+    faults, # {place in the set: why it cannot be read}
+    stacklevel=3, # of the warning
+) -> ImageSet:
+    "The others; says how many are left out"
+    if not faults: return images
+    source, places = images.source, images.index[list(faults)].tolist()
+    source.skipped |= dict(zip(places, faults.values()))
+    count = f'{len(faults):,} of {len(images):,} pictures'
+    images = images.subset(~np.isin(images.index, places))
+    images.skipped = tuple(str(source.paths[i]) for i in places)
+    first = next(iter(faults.values()))
     warnings.warn(f'{images.name}: {count} could not be read and were skipped. The first: {first}',
-                  stacklevel=4)
+                  stacklevel=stacklevel)
     check_classes(images.name, images.labels, images.classes)
     return images
 
@@ -259,12 +274,12 @@ def picture_set(
     classes, # names
     split=None, # (N,) strings
     camera=None, # (N,) integers
-    on_error='raise', # or 'skip'
+    on_error='raise', # or 'skip' or 'later'
     tell=None, # with 'skip': (pictures read, of all) -> None
     **options, # of `ImageFiles`
 ) -> ImageSet:
     "The set that a table describes; raises as this section says"
-    check_choice('on_error', on_error, 'raise', 'skip')
+    check_choice('on_error', on_error, 'raise', *LENIENT)
     if not len(files):
         raise ValueError(f'{name}: expected pictures in {base}, found none')
     check_classes(name, labels, classes)
@@ -289,7 +304,7 @@ def _by_folder(
 ) -> tuple: # the pictures that are in a class, and the classes in order, as tuples of parts
     "Raises ValueError for folders without a picture, and for pictures above a depth from 2 up"
     inside = [p for p in pictures if len(p) > depth]
-    if depth > 1 or on_error == 'skip':                     # else those in the root are passed over
+    if depth > 1 or on_error in LENIENT:                    # else those in the root are passed over
         above = ['/'.join(p) for p in pictures if len(p) <= depth]
         _leave_out(wanted, base, above, 'picture', 'lie', 'above the folders of classes', on_error)
     if pictures and not inside:

@@ -82,6 +82,20 @@ def make(B):
     y = torch.arange(B) // 4
     return torch.randn(B, 3, {side}, {side}), y, None
 small, whole = (8,), ({B},)
+""",
+    photos="""
+import atexit, shutil, tempfile
+from pathlib import Path
+from PIL import Image
+def make(B):
+    root = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, root)
+    for i in range(B):
+        (root/f'{{i // 8:03}}').mkdir(exist_ok=True)
+        noise = torch.randint(0, 256, (12, 12, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(noise).resize((500, 375)).save(root/f'{{i // 8:03}}'/f'{{i:05}}.jpg')
+    return sorted(root.rglob('*.jpg')), torch.arange(B) // 8, root
+small, whole = (64,), ({B},)
 """)
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #87ebb838
@@ -405,6 +419,115 @@ COMPARISONS += [
         trained('limit', '', 'body(z).sum()')),
         quick=(dict(B=128, side=32),), make='pictures', turns=7, memory=False)]
 
+# %% ../../nbs/67_experiments.benchmark.ipynb #a6d0c1e2
+by_hand = """
+import numpy as np
+from torch.utils.data import DataLoader
+from dml_nb.training.embedding import create_embedder
+model = create_embedder('squeezenet1_1', size={side}, head=None, fit='squash', seed=0)
+class Files(list):
+    def __getitem__(self, i):
+        with Image.open(list.__getitem__(self, i)) as picture:
+            small = picture.convert('RGB').resize(({side}, {side}), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+def rows(files, workers=0):
+    with torch.inference_mode():
+        return torch.cat([model(x) for x in DataLoader(Files(files), 64, num_workers=workers)])
+"""
+faiss_alone = by_hand + """
+import faiss
+def index_of(rows):
+    index = faiss.IndexFlatIP(rows.shape[1])
+    index.add(rows.numpy())
+    return index
+def ranks(rows): # as many as recall up to 8 and MAP@R in classes of 8 take
+    return index_of(rows).search(rows.numpy(), 9)
+"""
+folder_index = by_hand + """
+from dml_nb.search import index_folder
+from dml_nb.data.pixels import KeptPixels
+def index(kept=None): index_folder(model, u, u/'index', kept=kept)
+def index_kept():
+    with KeptPixels(u/'pixels') as kept: index(kept)
+"""
+folder_report = by_hand + """
+from dml_nb.cli.models import embedded
+from dml_nb.evaluation.retrieval import evaluate
+from dml_nb.search.pictures import load_pictures
+def report():
+    found, images = embedded(model, load_pictures(u, {side}, on_error='later'))
+    return evaluate(found, images.labels)
+"""
+
+
+epoch = """
+from functools import partial
+from fastai.callback.core import Callback, CancelValidException
+from dml_nb.data import load_data
+from dml_nb.data.samplers import ClassBatchSampler
+from dml_nb.data.transforms import crop_and_flip
+from dml_nb.losses import InfoNCE
+from dml_nb.training import create_embedder, metric_dataloaders, metric_learner
+augment = partial(crop_and_flip, side=({side}, {side}), pad={side} // 16)
+class NoValidation(Callback):
+    def before_validate(self): raise CancelValidException
+def learner(root):
+    images = load_data(f'folder:{{root}}', size={side}, fit='squash')
+    loaders = metric_dataloaders(images, images.subset(range(16)), 8, 4, seed=0, augment=augment)
+    model = create_embedder('squeezenet1_1', 128, size={side}, seed=0)
+    return metric_learner(loaders, model, InfoNCE(), cbs=NoValidation())
+def learn(root):
+    if root not in made: made[root] = learner(root)
+    with made[root].no_bar(), made[root].no_logging(): made[root].fit(1)
+def by_hand(root):
+    images = load_data(f'folder:{{root}}', size={side}, fit='squash')
+    sampler = ClassBatchSampler(images.labels, 8, 4, 0)
+    model = create_embedder('squeezenet1_1', 128, size={side}, seed=0).train()
+    return DataLoader(images, batch_sampler=list(sampler)), model, torch.optim.Adam(model.parameters())
+def loop(root):
+    if ('by hand', root) not in made: made['by hand', root] = by_hand(root)
+    batches, model, optimizer = made['by hand', root]
+    for x, y in batches:
+        optimizer.zero_grad()
+        InfoNCE()(model(augment(x)), y).backward()
+        optimizer.step()
+made = {{}}
+"""
+process = by_hand + """
+import subprocess, sys
+from dml_nb.search import index_folder
+index_folder(model, u, u/'index')
+known = str(u/'index'), str(z[0])
+def python(code, *words):
+    subprocess.run([sys.executable, '-c', code, *words], check=True, capture_output=True)
+def search(): python('from dml_nb.cli import main; main()', 'search', *known)
+"""
+
+
+def around(name, ours, job, bare, by_hand, *others, B=256, turns=5):
+    "A job of ours, and the same by hand."
+    return Comparison('around', name, (dict(B=B, side=112),), (
+        Side('dml_nb', ours, job), *others, Side('limit', by_hand, bare)),
+        make='photos', turns=turns, memory=False)
+
+
+def two_workers(job, by_hand):
+    return Side('torch, two workers', by_hand, job.replace('rows(z)', 'rows(z, 2)'))
+
+
+to_file = "faiss.write_index(index_of(rows(z)), str(u/'rows.faiss'))"
+COMPARISONS += [
+    around('embed files', by_hand, 'model.embed(z, 64, progress=False)', 'rows(z)', by_hand,
+           two_workers('rows(z)', by_hand)),
+    around('index a folder', folder_index, 'index()', to_file, faiss_alone,
+           Side('dml_nb, pixels kept', folder_index, 'index_kept()'),
+           two_workers(to_file, faiss_alone)),
+    around('evaluate a folder', folder_report, 'report()', 'ranks(rows(z))', faiss_alone,
+           two_workers('ranks(rows(z))', faiss_alone)),
+    around('train an epoch', by_hand + epoch, 'learn(u)', 'loop(u)', by_hand + epoch),
+    around('dml search, import torch', process, 'search()', "python('import torch')", process,
+           B=64, turns=9)]
+
 # %% ../../nbs/67_experiments.benchmark.ipynb #7c10ced7
 imported = 'from dml_nb.losses import MultiSimilarity\n'
 as_chosen = Side('dml_nb', imported + 'loss = MultiSimilarity()', 'loss(z, y).backward()')
@@ -440,16 +563,22 @@ COMPARISONS.append(
         Side('limit', '', 'W() @ u')), quick=(wide,), turns=9, memory=False))
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #63506e5b
+three_products = Side('limit', 'p = torch.nn.functional.normalize(loss.weight.detach())',
+                      'S = u @ p.T\nS @ p\nS.T @ u')
+
+
 def beside_its_products(
     name:str, # in `LOSSES`
 ) -> Comparison:
     "A step of a loss, and the products that it cannot do without."
-    setup = f'from dml_nb.losses.catalogue import LOSSES\nloss = LOSSES[{name!r}]()'
+    setup = (f'from dml_nb.losses.catalogue import LOSSES\n'
+             f'loss = LOSSES[{name!r}].for_data({{B}} // 4, {{D}})')
+    limit = three_products if LOSSES[name].needs else two_products
     return Comparison('limit', name, (wide,), (
-        Side('dml_nb', setup, 'loss(z, y).backward()'), two_products), turns=5, memory=False)
+        Side('dml_nb', setup, 'loss(z, y).backward()'), limit), turns=5, memory=False)
 
 
-COMPARISONS += [beside_its_products(name) for name, entry in LOSSES.items() if not entry.needs]
+COMPARISONS += [beside_its_products(name) for name in LOSSES]
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #c7936504
 def bench(

@@ -17,13 +17,12 @@ import os
 from pathlib import Path
 
 import torch
-from joblib import Parallel, delayed, effective_n_jobs
 
 from ..support.storage import one_writer, write_atomically
 from ..support.validate import check_number
 from ..data.images import small_jpeg
 from ..data.readers import class_of
-from ..training.embedding import Embedder, Pictures
+from ..training.embedding import Embedder, Pictures, _rows_of
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
 
@@ -32,22 +31,31 @@ def embed_part(
     embedder:Embedder,
     files:list, # of paths
     bs:int, # pictures at once
-) -> tuple: # tensors of rows; which files they are of; {file: why it was left out}
-    "Batch by batch, and one by one where a batch has a file that is no picture."
-    rows, kept, skipped = [], [], {}
-    for lo in range(0, len(files), bs):
-        part = files[lo:lo + bs]
-        try:
-            rows.append(embedder.embed(part, bs, progress=False))
-            kept += part
-        except (ValueError, OSError):
-            for file in part:                            # which one is it?
-                try:
-                    rows.append(embedder.embed(file, progress=False))
-                    kept.append(file)
-                except (ValueError, OSError) as error:
-                    skipped[file] = str(error)
-    return rows, kept, skipped
+    **options, # of `_rows_of`
+) -> tuple: # (n, dim) embeddings; {place in the list: why it was left out}
+    faults = {}
+    return _rows_of(embedder, embedder, files, bs, faults=faults, **options), faults
+
+
+def embed_in_parts(
+    embedder:Embedder,
+    files:list, # of paths
+    bs:int, # pictures at once
+    tell=None, # (files done, of all) -> None
+) -> tuple: # as `embed_part`
+    "By the processes of joblib's backend. Each part takes the network along."
+    from joblib import Parallel, delayed
+    parts = [files[lo:lo + 16 * bs] for lo in range(0, len(files), 16 * bs)]
+    found = Parallel(return_as='generator')(
+        delayed(embed_part)(embedder, part, bs) for part in parts)
+    rows, faults, done = [], {}, 0
+    for part, (z, wrong) in zip(parts, found):
+        rows.append(z)
+        faults |= {done + i: why for i, why in wrong.items()}
+        done += len(part)
+        if tell is not None:
+            tell(done, len(files))
+    return torch.cat(rows), faults
 
 
 def embed_readable(
@@ -55,24 +63,20 @@ def embed_readable(
     files:list, # of paths
     bs:int=64, # pictures at once
     tell=None, # (files done, of all) -> None
+    kept=None, # `KeptPixels` of earlier commands, or None
 ) -> tuple: # (N, dim) embeddings; which files they are of; {file: why it was left out}
     """Embeddings of all files that are pictures; in the processes of a cluster where
     `joblib.parallel_config` names one. Raises `ValueError` if none is."""
-    many = 1 if effective_n_jobs(None) == 1 else 16         # each part takes the network along
-    parts = [files[lo:lo + many * bs] for lo in range(0, len(files), many * bs)]
-    found = Parallel(return_as='generator')(
-        delayed(embed_part)(embedder, part, bs) for part in parts)
-    rows, kept, skipped = [], [], {}
-    for z, of, left_out in found:
-        rows += z
-        kept += of
-        skipped |= left_out
-        if tell is not None:
-            tell(len(kept) + len(skipped), len(files))
-    if not rows:
-        why = next(iter(skipped.values()), 'there are no files')
+    from joblib import effective_n_jobs                     # a search does without
+    if effective_n_jobs(None) == 1:
+        z, faults = embed_part(embedder, files, bs, tell=tell, kept=kept)
+    else:
+        z, faults = embed_in_parts(embedder, files, bs, tell)
+    if not len(z):
+        why = next(iter(faults.values()), 'there are no files')
         raise ValueError(f'images: expected at least one picture, none could be read: {why}')
-    return torch.cat(rows), kept, skipped
+    fine = [file for i, file in enumerate(files) if i not in faults]
+    return z, fine, {files[i]: why for i, why in faults.items()}
 
 # %% ../../nbs/58_search.folders.ipynb #cf37bc2b
 def index_folder(
@@ -82,6 +86,7 @@ def index_folder(
     kind:str='flat', # as in `EmbeddingIndex`
     tell=None, # (files done, of all) -> None
     depth:int=None, # of the folders that are the labels; None: as in the embedder's training
+    kept=None, # `KeptPixels` of earlier commands, or None
 ) -> dict: # pictures, skipped: {file: why}, root
     """Embed every picture and write the index with the embedder, replacing one that is there.
 
@@ -98,17 +103,17 @@ def index_folder(
     depth = facts.get('depth', 1) if depth is None else depth
     check_number('depth', depth, lo=1, integer=True)
     with one_writer(out):
-        z, kept, skipped = embed_readable(embedder, files, tell=tell)
+        z, fine, skipped = embed_readable(embedder, files, tell=tell, kept=kept)
         base = root if root.is_dir() else root.parent
         index = EmbeddingIndex(z.shape[1], kind, embedder)
-        places = [file.relative_to(base) for file in kept]
+        places = [file.relative_to(base) for file in fine]
         index.add(z, metadata=[
             dict(path=place.as_posix(), label='/'.join(class_of(place.parts[:-1], depth)))
             for place in places])
         index._pictures = dict(root=str(base), network=embedder.config, facts=facts)
         index._weights = tensor_bytes(embedder.state_dict())
         index.save(out)
-    return dict(root=str(base), pictures=len(kept),
+    return dict(root=str(base), pictures=len(fine),
                 skipped={str(file): why for file, why in skipped.items()})
 
 # %% ../../nbs/58_search.folders.ipynb #8576df76

@@ -33,10 +33,10 @@ def own_columns(self_index, B, R, device):
 def reader_of(loss):
     """The term that reads labels of more structure than classes (`Shares`, `Levels`, `Graded`), or
     None. Raises ValueError where terms read their labels differently."""
-    terms = [term for _, term in loss.terms]
-    readers = [term for term in terms if hasattr(type(term), 'read_labels')]
+    readers = [term for _, term in loss.terms if hasattr(type(term), 'read_labels')]
     if not readers:
         return None
+    terms = [term for _, term in loss.terms]
     if not all(type(term) is type(readers[0]) for term in terms):
         given = ' + '.join(type(term).__name__ for term in terms)
         raise ValueError('labels: expected terms that read the same labels, as in '
@@ -107,7 +107,8 @@ def make_batch(
     if labels is None:
         raise ValueError('labels: expected one integer for each row, or tuples that name the pairs'
                          ', got neither')
-    y = read_labels(loss, labels, B, device, columns=R)
+    read = as_labels if reader is None else reader.read_labels
+    y = read(labels, B, device, columns=R)
     if reader is None and y.dtype == torch.bool:
         if demanding is not None:
             raise ValueError(f'{name}: expected integer classes, got a boolean matrix')
@@ -121,7 +122,7 @@ def make_batch(
     if ref_labels is None:
         raise ValueError(f'ref_labels: expected one integer for each of the {R} references, got '
                          'none')
-    y_ref = read_labels(loss, ref_labels, R, device, name='ref_labels')
+    y_ref = read(ref_labels, R, device, name='ref_labels')
     return label_batch(loss, y, y_ref, own, alone=False)
 
 # %% ../../nbs/04_engine.inputs.ipynb #8473aed6

@@ -26,8 +26,9 @@ from rich.console import Console
 
 from .. import DEFAULT_LOSS
 from .base import (
-    Depth, Json, app, check_above_0, check_data, check_losses, fail, no_empty_folder, plain_table,
-    progress_bar, reading_bar, stopped_writing, told_in_one_line, writable_folder)
+    Columns, Depth, Images, Json, app, check_above_0, check_data, check_losses, chosen_columns,
+    depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar, stopped_writing,
+    told_in_one_line, writable_folder)
 
 # %% ../../nbs/68_cli.models.ipynb #9c7326fa
 def as_value(
@@ -152,11 +153,34 @@ def stopped_training(
     return f'stopped before an epoch was finished; nothing is kept yet, and {goes_on}'
 
 # %% ../../nbs/68_cli.models.ipynb #41c92478
+def rule_given(
+    depth=None, # the options
+    column=(),
+    images:str=None,
+) -> dict: # what was given of depth, columns and images
+    "For `load_pictures`. Fails in one line for columns without a name."
+    rule = dict(depth=depth, columns=chosen_columns(column), images=images)
+    return {name: value for name, value in rule.items() if value is not None}
+
+
+def next_command(
+    model:Path,
+    data:str,
+    images:str=None, # where the pictures of a table lie
+) -> str:
+    "What can be done with a model and the data that it was trained on"
+    from dml_nb.data.sources import name_and_path
+    words = ['evaluate', str(model), data, '--part', 'held-out']
+    if name_and_path(data)[0] in ('folder', 'zip', 'csv'):
+        words = ['index', str(model), data]
+    return shlex.join(['dml', *words] + ([] if images is None else ['--images', images]))
+
+
 @app.command('train')
 def run_train(
     data:Annotated[str, typer.Argument(
         help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
-             'with the columns file and label; features:FILE; or a name such as omniglot.')],
+             'with columns for file and label; features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
@@ -174,7 +198,9 @@ def run_train(
     grey:Annotated[bool, typer.Option(
         '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
                        'and not mirrored.')] = False,
-    depth:Depth = 1,
+    depth:Depth = 'leaf',
+    column:Columns = [],
+    images:Images = None,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -202,6 +228,7 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
+        rule = rule_given(None if depth == 'leaf' else depth, column, images)   # the default
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
@@ -219,12 +246,12 @@ def run_train(
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:
-                images = load_pictures(
-                    data, size, mode='L' if grey else None, depth=depth, tell=tell, kept=kept)
+                pictures = load_pictures(
+                    data, size, mode='L' if grey else None, tell=tell, kept=kept, **rule)
             training = naming_own('training with', loss)
             with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
-                    images, folder, make_loss, body, weights, dim, epochs, patience, classes,
+                    pictures, folder, make_loss, body, weights, dim, epochs, patience, classes,
                     per_class, lr, held_out, seed, fresh, Teller(bar, json_))
         if json_:
             print(json.dumps(record))
@@ -235,13 +262,11 @@ def run_train(
         print(f"best after epoch {best['epoch']}: R@1 {100 * best['recall@1']:.1f} %, MAP@R "
               f"{100 * best['map@r']:.1f} % (before training {100 * before['recall@1']:.1f} % and "
               f"{100 * before['map@r']:.1f} %)")
-        following = 'index' if images[0][0].ndim == 3 else 'evaluate'
-        following = shlex.join(['dml', following, str(folder), data])
-        print(f'the model is in {folder}; next: {following}')
+        print(f'the model is in {folder}; next: {next_command(folder, data, images)}')
 
 # %% ../../nbs/68_cli.models.ipynb #37aaca05
-DepthOrTrained = Annotated[int, typer.Option(
-    min=1, help='Where the classes are, as for dml train; as in the training if it is not given.')]
+DepthOrTrained = Annotated[str, depth_option(
+    help='Which folders are the classes, as for dml train; as in the training if it is not given.')]
 
 
 def load_model(
@@ -267,20 +292,19 @@ def kept_pixels(
 def pictures_for(
     embedder, # `Embedder`
     data:str,
-    depth:int=None, # of the folders that are the classes; None: as in the training
+    rule:dict, # from `rule_given`; else the classes are decided as in the training
     on_error:str='skip', # as in `load_pictures`, and so is kept
     kept=None,
 ): # `ImageSet`
     "Pictures of the size and colours that the embedder takes."
     from dml_nb.data.sources import options_of
-    from dml_nb.search.pictures import load_pictures
-    made = embedder.made
-    mode = 'L' if made.get('channels') == 1 else None
-    if depth is None:
-        depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
+    from dml_nb.search.pictures import load_pictures, rule_for
+    size = embedder.size if 'size' in options_of(data) else None
+    mode = 'L' if embedder.made.get('channels') == 1 else None
+    rule = rule_for(data, embedder.facts, **rule)
     with reading_bar(data) as tell:
         return load_pictures(
-            data, embedder.size, embedder.fit, mode, depth, tell, on_error, kept)
+            data, size, embedder.fit, mode, tell, on_error, kept, **rule)
 
 
 def embedded(
@@ -339,6 +363,8 @@ def run_evaluate(
     classes:Annotated[int, typer.Option(
         min=0, help='How many of the worst classes to list.')] = 5,
     depth:DepthOrTrained = None,
+    column:Columns = [],
+    images:Images = None,
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -350,30 +376,31 @@ def run_evaluate(
     what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
     trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
+        rule = rule_given(depth, column, images)
         model_folder(model)
         check_data(data)                                    # nothing heavy is loaded before this
         embedder = load_model(model)
         which = 'skip' if part == 'held-out' else 'later'   # what was held back depends on all
         with kept_pixels(model) as kept:
-            images = pictures_for(embedder, data, depth, which, kept)
-            images, part = chosen_part(model, images, part)
-            z, images = embedded(embedder, images)
+            pictures = pictures_for(embedder, data, rule, which, kept)
+            pictures, part = chosen_part(model, pictures, part)
+            z, pictures = embedded(embedder, pictures)
         if part == 'all':
-            say_if_trained_on(embedder, images)
+            say_if_trained_on(embedder, pictures)
         from dml_nb.evaluation.retrieval import evaluate as measure
-        report = measure(z, images.labels)
+        report = measure(z, pictures.labels)
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
-        rows = [dict(row, name=str(images.classes[row['class']])) for row in worst]
+        rows = [dict(row, name=str(pictures.classes[row['class']])) for row in worst]
         if json_:
             print(json.dumps(dict(
-                data=images.name, part=part, pictures=len(images), measures=dict(report),
+                data=pictures.name, part=part, pictures=len(pictures), measures=dict(report),
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        known = len(set(images.labels.tolist()) - {-1})
-        console.print(f'{images.name}, {part}: {len(images):,} pictures of {known:,} classes',
+        known = len(set(pictures.labels.tolist()) - {-1})
+        console.print(f'{pictures.name}, {part}: {len(pictures):,} pictures of {known:,} classes',
                       style='italic', highlight=False, markup=False, soft_wrap=True)
         table = plain_table()
         for name in ('measure', '%', '95 % interval'):
@@ -392,6 +419,8 @@ def run_embed(
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     out:Annotated[str, typer.Option(help='The file, .npz.')] = 'embeddings.npz',
     depth:DepthOrTrained = None,
+    column:Columns = [],
+    images:Images = None,
     json_:Json = False,
 ):
     """Write embeddings with their labels into a file of arrays.
@@ -416,10 +445,11 @@ def run_embed(
             embedder = load_model(model)
             import numpy as np
             with kept_pixels(model) as kept:
-                images = pictures_for(embedder, data, depth, 'later', kept)
-                z, images = embedded(embedder, images)
+                rule = rule_given(depth, column, images)
+                pictures = pictures_for(embedder, data, rule, 'later', kept)
+                z, pictures = embedded(embedder, pictures)
             z = z.numpy()
-            names = np.array([*map(str, images.classes), ''])[images.labels]    # '': no label
+            names = np.array([*map(str, pictures.classes), ''])[pictures.labels]    # '': no label
             content = BytesIO()
             np.savez(content, features=z, labels=names)
             write_atomically(path, content.getvalue())

@@ -90,10 +90,27 @@ def _fitted(picture, size, fit):
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
 
+HEIF = {'.heic', '.heif'} # endings of what telephones write
+
+
+def reads_heif() -> bool:
+    "Whether such pictures can be read, which takes the extra `heif`"
+    if '.heic' not in Image.EXTENSION:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError:
+            return False
+        register_heif_opener()
+    return '.heic' in Image.EXTENSION
+
+
 @contextmanager
 def _opened(file):
     "A PIL image of a path or of a file in a zip, which is what has an `archive`"
-    with reading(file, 'expected a picture', 'it cannot be read'):
+    fault = 'it cannot be read'
+    if os.path.splitext(str(file))[1].lower() in HEIF and not reads_heif():
+        fault += ' without pip install "dml_nb[heif]"'
+    with reading(file, 'expected a picture', fault):
         content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
         with Image.open(content) as picture:
             yield picture
@@ -372,7 +389,8 @@ class ImageSet:
 
     pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
     skipped = () # names of the pictures that `on_error='skip'` left out
-    depth = 1 # of the folders that are its classes, as given to `load_data`
+    depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
+    columns = None # of the table that says its classes, {'file': name, 'label': name}; None: of none
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Read what people have, leave out what cannot be read, hold back whole classes.
 
 `load_pictures` reads pictures as people have them, and leaves out and names what cannot be read.
+`rule_for` has the classes decided as in the training, or says that they are not.
 `hold_back` says what to train on and what to judge by. [Training](58_search.everyday.ipynb) and
 the commands begin with these. Neither loads fastai, so a command that measures starts soon.
 
@@ -15,13 +16,18 @@ __all__ = []
 import json
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from ..support.validate import check_number
+from ..data.classes import (
+    LEAF, check_depth, classes_of, is_picture, lying_in, say_not_read)
 from ..data.images import ImageSet
-from ..data.sources import load_data, options_of
+from ..data.readers import (
+    Folder, _Archive, _files_and_folders, table_classes, table_places)
+from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import split_by_class, split_by_image
 
 # %% ../../nbs/57_search.pictures.ipynb #ead82caf
@@ -30,44 +36,90 @@ def load_pictures(
     size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
-    depth:int=1, # of the folders that are the classes: 2 for photos/GROUP/CLASS
     tell=None, # (pictures read, of all) -> None
     on_error:str='skip', # 'later': faulty pictures are left out by whoever reads them
     kept=None, # `KeptPixels` of earlier commands, or None
+    **rule, # what says the classes: depth=, columns=, images=; None: by default
 ) -> ImageSet:
-    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
-    the folders of the classes. Raises as `load_data`."""
+    "Like `load_data`, leaving out what cannot be read. Raises as `load_data`."
     taken = options_of(data)
-    from_files = 'fit' in taken
-    folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error=on_error, mode=mode,
-                  tell=tell, kept=kept)
+    wanted = dict(size=size or (128 if 'fit' in taken else None), fit=fit, on_error=on_error,
+                  mode=mode, tell=tell, kept=kept)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
-    if depth != 1:
-        options['depth'] = depth
-    images = load_data(data, **options)
-    if from_files and folder.is_dir():
-        warn_of_depth(images, folder)
-    return images
+    options |= {name: value for name, value in rule.items() if value is not None}
+    return load_data(data, **options)
+
+# %% ../../nbs/57_search.pictures.ipynb #a8df1a79
+def rule_text(
+    depth=None, # of folders
+    columns=None, # of a table
+    **other, # whatever says nothing about classes
+) -> str: # '' for neither
+    if columns: return f"by the column {columns['label']} of a table"
+    return f'by folders, at depth {depth}' if depth else ''
 
 
-def warn_of_depth(
-    images:ImageSet,
-    folder:Path, # of the folders of the classes, or of their groups
-):
-    "Warns where folders of folders were taken for classes."
-    read = [Path(images.source.paths[i]) for i in images.index]
-    places = [path.relative_to(folder).parts[:-1] for path in read]
-    depth = min(map(len, places))
-    deeper = {place[:depth] for place in places}
-    names = {place[-1] for place in deeper}
-    if depth > images.depth and len(names) == len(deeper) > len(images.classes):
-        warnings.warn(
-            f'{folder}: its {len(images.classes):,} folders are taken for the classes '
-            f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
-            f'{len(deeper):,} folders below. If those are the classes, --depth {depth} '
-            f'(depth={depth}) takes those', stacklevel=3)
+def rule_for(
+    data, # as `load_data` takes it
+    facts:dict, # of an embedder
+    **given, # depth=, columns=, images=; None: as in the training
+) -> dict: # options of `load_data`
+    "What decides the classes. Warns where it is not what decided them in the training."
+    taken = options_of(data)
+    rule = {name: value for name, value in given.items() if value is not None}
+    now = {}
+    if 'depth' in taken:
+        now = dict(depth=rule.setdefault('depth', facts.get('depth') or LEAF))
+    elif 'columns' in taken:
+        now = dict(columns={'file': 'file', 'label': 'label'} | (facts.get('columns') or {})
+                   | rule.get('columns', {}))
+        rule |= now
+    then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns')})
+    if now and then and rule_text(**now) != then:
+        warnings.warn(f'{data}: its classes are decided {rule_text(**now)}; those that the model '
+                      f'was trained with were decided {then}', stacklevel=3)
+    return rule
+
+# %% ../../nbs/57_search.pictures.ipynb #a54f9543
+def located(
+    data, # a folder, a zip or a table as `load_data` takes it, or one picture
+    facts:dict, # of an embedder
+    **given, # as in `rule_for`
+) -> tuple: # `Folder` or archive, N names in it, N labels; '' for a picture without a class
+    """Where pictures lie, and the classes that `load_pictures` would give them. Raises as that, and
+    `FileNotFoundError` for no such place."""
+    kind, path = '', os.fspath(data)
+    with suppress(ValueError):                              # of one picture, or nothing
+        kind, path = name_and_path(data)
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise FileNotFoundError(f'images: expected a folder, a zip or a table of pictures, got {data}, '
+                                'and there is no such place')
+    if is_picture(place.name) and place.is_file():
+        return Folder(place.parent), [place.name], ['']
+    rule = rule_for(data, facts, **given) if kind else {}
+    for name in rule.keys() - set(options_of(data)):
+        raise TypeError(f'{name}: expected an option of {kind}, got {name}={rule[name]!r}')
+    if kind == 'csv':
+        base, files, table = table_places(place, **rule)
+        labels, classes = table_classes(place, table)
+        return base, files, [[*classes, ''][label] for label in labels]
+    if kind == 'folder' and place.is_dir():
+        base, lying = Folder(place), lying_in(place)[0]
+        say_not_read(base, ['/'.join(p) for p in lying])
+        pictures = [p for p in lying if is_picture('/'.join(p))]
+    elif kind == 'zip':
+        base, pictures, _ = _files_and_folders(_Archive(place), rule['depth'])
+    else:
+        raise ValueError(f'images: expected a folder, a zip or a table of pictures, got {data}')
+    check_depth('depth', rule['depth'])
+    labels = ['/'.join(c) for c in classes_of(base, pictures, rule['depth'])]
+    if '' in labels and any(labels):
+        first = '/'.join(pictures[labels.index('')])
+        warnings.warn(f'{base}: pictures above the folders of classes get no label, '
+                      f'{labels.count(""):,} in all, {first} first', stacklevel=3)
+    return base, ['/'.join(p) for p in pictures], labels
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
 def hold_back(

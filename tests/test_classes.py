@@ -2,6 +2,7 @@
 
 Trees of folders, the same in a zip and in a table are made on the spot; what each picture's class
 should be is worked out here a second time, from its path alone."""
+import json
 import shlex
 import shutil
 import sys
@@ -22,7 +23,7 @@ from dml_nb.experiments.recipe import Recipe, load_images
 from dml_nb.search import EmbeddingIndex, index_folder, load_pictures, search_folder
 from dml_nb.search.mistakes import Collection
 from dml_nb.search.pictures import located, rule_for
-from dml_nb.training import create_embedder
+from dml_nb.training import create_embedder, save_embedder
 
 quick = settings(derandomize=True, max_examples=30, deadline=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -213,6 +214,24 @@ def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypa
         'decided by folders, at depth leaf' in said
     _, said = dml('evaluate', 'model', 'photos', '--depth', 2)
     assert 'depth 2 makes 4' in said and 'were decided by folders, at depth leaf' in said
+
+
+def test_queries_are_searched_in_a_gallery(groceries, dml, monkeypatch):
+    "Classes are the same where their names are, and one that is not there is counted"
+    monkeypatch.chdir(groceries)
+    save_embedder(create_embedder('small_convnet', 4, 1, 16, seed=0), 'model', depth='leaf')
+    shutil.copytree('photos/milk', 'new/milk')
+    shutil.copytree('photos/bread/white', 'new/bread/rye')
+    out, said = dml('evaluate', 'model', 'new', '--gallery', 'photos', '--json')
+    found = json.loads(out)
+    assert (found['pictures'], found['unmatched'], found['gallery']) == (24, 12, 'photos')
+    assert found['measures']['gallery'] == 72 and found['measures']['recall@1'] == 1
+    names = {row['name']: row['unmatched'] for row in found['worst_classes']}
+    assert names == {'milk': 0, 'bread/rye': 12}
+    assert 'find themselves' not in said
+    out, said = dml('evaluate', 'model', 'photos', '--gallery', 'photos')
+    assert 'photos, all: 72 pictures of 6 classes, searched in photos: 72 pictures of 6' in out
+    assert '72 of 72 queries are in the gallery, too' in said
 
 
 def test_heic_is_read_where_it_can_be(tmp_path, monkeypatch):

@@ -418,7 +418,7 @@ typed = {                   # each parameter of each command, at a value that is
              '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --epochs 6 '
              '--patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
-    'evaluate': 'model photos --part held-out --classes 2 --depth 4 --column label=kind '
+    'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 --column label=kind '
                 '--images x --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
@@ -514,23 +514,25 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert not training['fresh'] and not training['tell'].quiet and reading['mode'] is None
     assert not training['tell'].bar.console.stderr
     assert 'stopped after epoch 1: no better result for 2' in said
-    assert said.endswith('the model is in out; next: dml index out digits\n')
+    assert said.endswith('the model is in out; next: dml evaluate out digits --part held-out\n')
 
 
-def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
+def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
+    (tmp_path/'others').mkdir()
     judges = shades.subset(shades.labels != 1)
     reading = arriving(pictures, 'load_pictures', shades)
     asking = arriving(pictures, 'held_back_of', judges)
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
-                           on_error='skip')
+    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+                           on_error='later')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
     text = pressed('evaluate', '--json', '--depth', '4').stdout
     assert reading['rule']['depth'] == 3                            # as the model was trained
-    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
+                           'pictures of 4 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
 
 
@@ -905,7 +907,7 @@ def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml
         client = TestClient(pages.create_app(pages.Collection(photos/'ix')))
         assert client.get('/thumb/7').status_code == 200
         assert dml('search', photos/'ix', next(photos.rglob('#0*.png')), '--html',
-                   photos/'class 0'/'like.html').returncode == 0
+                   photos/'class 0, better'/'like.html').returncode == 0
         measured = dml('evaluate', photos/'model', photos, '--json')
         assert json.loads(measured.stdout)['pictures'] == 160
         assert '2 folders hold no pictures and will not be read, ix first' in measured.stderr

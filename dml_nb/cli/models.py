@@ -14,6 +14,7 @@ __all__ = []
 import json
 import shlex
 import sys
+import warnings
 from ast import literal_eval
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
@@ -170,10 +171,13 @@ def next_command(
 ) -> str:
     "What can be done with a model and the data that it was trained on"
     from dml_nb.data.sources import name_and_path
+    kind, _ = name_and_path(data)
     words = ['evaluate', str(model), data, '--part', 'held-out']
-    if name_and_path(data)[0] in ('folder', 'zip', 'csv'):
+    if kind in ('folder', 'zip', 'csv'):
         words = ['index', str(model), data]
-    return shlex.join(['dml', *words] + ([] if images is None else ['--images', images]))
+    if kind == 'csv' and images is not None:
+        words += ['--images', images]
+    return shlex.join(['dml', *words])
 
 
 @app.command('train')
@@ -352,10 +356,50 @@ def say_if_trained_on(
               '--part held-out', file=sys.stderr)
 
 # %% ../../nbs/68_cli.models.ipynb #e45165e4
+def counted(
+    images, # `ImageSet`
+) -> str:
+    "Its pictures and classes"
+    known = len(set(images.labels.tolist()) - {-1})
+    return f'{len(images):,} pictures of {known:,} classes'
+
+
+def labels_together(
+    queries, # `ImageSet`
+    gallery, # `ImageSet`
+) -> tuple: # names of all classes; (B,) and (G,) labels, which count those
+    """Classes of two sets are the same where their names are. Warns of pictures that are in both.
+    Raises `ValueError` for sets without a class in common."""
+    import numpy as np
+    names = sorted({*map(str, queries.classes), *map(str, gallery.classes)})
+    place = {name: i for i, name in enumerate(names)}
+
+    def renumbered(images):
+        codes = np.array([*(place[str(name)] for name in images.classes), -1])
+        return codes[images.labels]
+
+    def files(images):
+        paths = getattr(images.source, 'paths', [])
+        return {str(paths[i]) for i in images.index} if len(paths) else set()
+
+    labels, labels_of_gallery = renumbered(queries), renumbered(gallery)
+    if not set(labels[labels >= 0]) & set(labels_of_gallery[labels_of_gallery >= 0]):
+        raise ValueError(
+            f'--gallery: expected a class of the queries ({", ".join(queries.classes[:3])}, ...) '
+            f'in it, got others ({", ".join(gallery.classes[:3])}, ...)')
+    both = len(files(queries) & files(gallery))
+    if both:
+        warnings.warn(f'{both:,} of {len(queries):,} queries are in the gallery, too, and find '
+                      'themselves', stacklevel=2)
+    return names, labels, labels_of_gallery
+
+
 @app.command('evaluate')
 def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
-    data:Annotated[str, typer.Argument(help='As for dml train.')],
+    data:Annotated[str, typer.Argument(help='The queries; as for dml train.')],
+    gallery:Annotated[str, typer.Option(
+        help='Pictures among which they are searched; among each other if it is not given.')] = None,
     part:Annotated[str, typer.Option(
         help='all; held-out: only what judged the training, if these are its pictures; or a part '
              'of the data set: train, test, ...; auto: test where there is one.',
@@ -369,39 +413,52 @@ def run_evaluate(
 ):
     """Measure how well a model finds pictures of the same class.
 
-    Example: dml evaluate runs/photos photos
+    Example: dml evaluate runs/photos new --gallery photos
 
-    Every picture is searched among all others. R@K: is one of the K nearest of its class? MAP@R:
+    Each picture is searched in the gallery, as people search what is new in what they have; those
+    whose class is not there are counted apart. Without a gallery every picture is searched among
+    all others, which flatters where several show one thing. R@K: is one of the K nearest of its class? MAP@R:
     how many of the R nearest are, by their places, R being the size of its class? The interval is
     what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
     trained on flatter it: for new classes look at --part held-out, or at other pictures."""
     with told_in_one_line('stopped'):
         rule = rule_given(depth, column, images)
         model_folder(model)
-        check_data(data)                                    # nothing heavy is loaded before this
+        for place, option in ((data, 'data'), (gallery or data, '--gallery')):
+            check_data(place, option)                       # nothing heavy is loaded before this
         embedder = load_model(model)
         which = 'skip' if part == 'held-out' else 'later'   # what was held back depends on all
         with kept_pixels(model) as kept:
             pictures = pictures_for(embedder, data, rule, which, kept)
             pictures, part = chosen_part(model, pictures, part)
             z, pictures = embedded(embedder, pictures)
-        if part == 'all':
+            if gallery is not None:
+                others = pictures_for(embedder, gallery, rule, 'later', kept)
+                of_others, others = embedded(embedder, others)
+        if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
         from dml_nb.evaluation.retrieval import evaluate as measure
-        report = measure(z, pictures.labels)
+        names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
+        if gallery is None:
+            report = measure(z, labels)
+        else:
+            names, labels, labels_of_others = labels_together(pictures, others)
+            report = measure(z, labels, of_others, labels_of_others)
+            among |= dict(gallery=others.name, unmatched=report['unmatched'])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
-        rows = [dict(row, name=str(pictures.classes[row['class']])) for row in worst]
+        rows = [dict(row, name=str(names[row['class']])) for row in worst]
         if json_:
             print(json.dumps(dict(
-                data=pictures.name, part=part, pictures=len(pictures), measures=dict(report),
+                data=pictures.name, part=part, **among, measures=dict(report),
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        known = len(set(pictures.labels.tolist()) - {-1})
-        console.print(f'{pictures.name}, {part}: {len(pictures):,} pictures of {known:,} classes',
-                      style='italic', highlight=False, markup=False, soft_wrap=True)
+        said = f'{pictures.name}, {part}: {counted(pictures)}'
+        if gallery is not None:
+            said += f', searched in {others.name}: {counted(others)}'
+        console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)
         table = plain_table()
         for name in ('measure', '%', '95 % interval'):
             table.add_column(name, justify='left' if name == 'measure' else 'right')
@@ -411,6 +468,10 @@ def run_evaluate(
         if rows:
             found = ', '.join(f"{row['name']} {100 * row['map@r']:.1f}" for row in rows)
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
+        if report['unmatched']:
+            console.print(
+                f"{report['unmatched']:,} of {report['queries']:,} queries have nothing of their class "
+                'to be found; they are in no mean', highlight=False, markup=False, soft_wrap=True)
 
 # %% ../../nbs/68_cli.models.ipynb #96f162aa
 @app.command('embed')

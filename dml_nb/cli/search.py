@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Columns, Images, Json, app, check_data, fail, no_empty_folder, progress_bar, stopped_writing,
+    Columns, Images, Json, app, fail, no_empty_folder, progress_bar, stopped_writing,
     told_in_one_line, writable_folder)
 from .models import (
     DepthOrTrained, check_index, kept_pixels, load_model, rule_given)
@@ -49,7 +49,11 @@ def run_index(
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         rule = rule_given(depth, column, images)
-        check_data(data)
+        source, _, path = data.partition(':')
+        place = path if source in ('folder', 'zip', 'csv') else data
+        if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
+            fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is no '
+                 'such place')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
         from dml_nb.search.folders import index_folder

@@ -97,12 +97,12 @@ def index_folder(
     Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture, `OSError`
     naming a file that cannot be written, or the process that is writing there."""
     facts = getattr(embedder, 'facts', {})
-    base, names, labels = located(folder, facts, depth=depth, columns=columns, images=images)
-    if not names:
-        raise ValueError(f'images: expected pictures in {folder}, found none')
-    base.path = base.path.resolve()
-    files = [base[name] for name in names]
     with one_writer(out):
+        base, names, labels = located(folder, facts, depth=depth, columns=columns, images=images)
+        if not names:
+            raise ValueError(f'images: expected pictures in {folder}, found none')
+        base.path = base.path.resolve()
+        files = [base[name] for name in names]
         z, fine, skipped = embed_readable(embedder, files, tell=tell, kept=kept)
         index = EmbeddingIndex(z.shape[1], kind, embedder)
         index.add(z, metadata=[dict(path=name, label=label)

@@ -17,17 +17,18 @@ Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
 __all__ = ['sinkhorn', 'Wasserstein', 'SinkhornDivergence', 'EnergyDistance', 'MMD']
 
 # %% ../nbs/21_transport.ipynb #f1e11cc8
-from math import prod
+from math import ceil, log, prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from .core import check_embeddings, device_is_read, full_precision, inf, widen
 from .support.validate import check_choice, check_flag, check_number
 from .engine.operator import OnlyOnce
-from .weighting import settings
+from .weighting import exp_, settings
 
 # %% ../nbs/21_transport.ipynb #1dfcbef7
 def row_scores(
@@ -35,40 +36,37 @@ def row_scores(
     f:Tensor, # (G, n, 1) potentials of the rows, less ε log a
     eps:Tensor, # (G, 1, 1)
     log_a:Tensor, # (G, n, 1) logarithms of their weights, very low where there is none
-    out:Tensor=None, # (G, n, m) memory to write into
+    out:tuple=(None,) * 3, # memory to write into, of the three shapes that it gives
     allowed:Tensor=None, # (G, n, m) 0 where X is -inf, 1 elsewhere; None: 1 everywhere
-) -> tuple: # e = a exp((f + X)/ε - top) (G, n, m); its column sums and top, (G, 1, m)
+) -> tuple: # e = a exp((f + X)/ε) / 2^top (G, n, m); its column sums; top, (G, 1, m) each
     "Softmax over the rows of each column, not yet divided by its sums, which are at least 1."
-    e = torch.add(X, f + eps * log_a, out=out).div_(eps)
-    top = e.amax(1, keepdim=True)
-    e.sub_(top).clamp_(min=-40.).exp_()     # below 4e-18 of the largest: slow where it underflows
+    e = torch.add(X, f + eps * log_a, out=out[0]).mul_(1 / (log(2) * eps))
+    top = torch.amax(e, 1, keepdim=True, out=out[2])
+    e.sub_(top).clamp_(min=-58.).exp2_()    # below 3e-18 of the largest: slow where it underflows
     if allowed is not None:
         e.mul_(allowed)
-    return e, e.sum(1, keepdim=True), top
+    return e, torch.sum(e, 1, keepdim=True, out=out[1]), top
 
 
 def plain_step(
-    e:Tensor, total:Tensor, # as `row_scores` gives them
-    a:Tensor, b:Tensor, # (G, n) float64, (G, m) weights
-    room:Tensor=None, # memory, not needed here
+    P:Tensor, # (G, n, m) T / √b
+    a:Tensor, root_b:Tensor, # (G, n) float64 weights; (G, 1, m) √b
 ) -> tuple: # what is added to f/ε (G, n); the row sums T1 (G, n), both float64
     "log(a / T1), the sweep of Eq. (12)."
-    r = torch.bmm(e, (b[:, None] / total).mT)[..., 0].double()
+    r = torch.bmm(P, root_b.mT)[..., 0].double()
     return torch.where(a > 0, (a / r.clamp(min=1e-300)).log(), 0.), r
 
 # %% ../nbs/21_transport.ipynb #f81c7c84
 def newton_step(
-    e:Tensor, total:Tensor, # as `row_scores` gives them
-    a:Tensor, b:Tensor, # (G, n) float64, (G, m) weights
-    room:Tensor=None, # (G, n, m) memory
+    P:Tensor, # (G, n, m) T / √b
+    a:Tensor, root_b:Tensor=None, # (G, n) float64 weights; the other is not needed here
     most:float=4., # between the lowest and the highest row
 ) -> tuple: # what is added to f/ε (G, n); the row sums T1 (G, n), both float64
     "(diag(T1) - T diag(1/b) Tᵀ)⁻¹ (a - T1), cut to a spread of `most`."
-    scaled = torch.mul(e, b[:, None] / total.square(), out=room)
-    Q = torch.bmm(scaled, e.mT).double()                    # (G, n, n) T diag(1/b) Tᵀ
+    Q = torch.bmm(P, P.mT).double()                         # (G, n, n) T diag(1/b) Tᵀ
     r = Q.sum(2)
     M = torch.mul(r[:, :, None], r[:, None]).sub_(Q)        # r rᵀ: all rows alike are no move
-    M.diagonal(dim1=1, dim2=2).add_(r, alpha=1 + 64 * torch.finfo(e.dtype).eps)
+    M.diagonal(dim1=1, dim2=2).add_(r, alpha=1 + 64 * torch.finfo(P.dtype).eps)
     L = torch.linalg.cholesky_ex(M)[0]
     d = torch.cholesky_solve((a - r)[..., None], L)[..., 0].nan_to_num_(0., 0., 0.)
     low, high = d.aminmax(dim=1, keepdim=True)
@@ -76,6 +74,7 @@ def newton_step(
 
 # %% ../nbs/21_transport.ipynb #c2e6aac7
 patience = 100      # sweeps without a lower error, and sweeps that anneal, where a `tol` is given
+renew = 6           # sweeps of which one has its exponentials made anew: five steps stay below e^20
 
 
 def solve(
@@ -84,39 +83,51 @@ def solve(
     b:Tensor, # (G, m) as X, of the columns
     eps:float, sweeps:int, tol:float=None, newton:bool=True, # as in `sinkhorn`
     forbidden:Tensor=None, # (G, n, m) pairs that carry nothing, whatever X says; None: no such pair
+    memory:Tensor=None, # (G (n + 2) m,) to work in, and for the plan
 ) -> tuple: # value (G,) float64, T (G, n, m), f (G, n), g (G, m), error (G,) float64
     """Anneal from the spread of each problem's own costs down to ε in three fifths of the sweeps,
     then stay there."""
     step = newton_step if newton else plain_step
-    work, room = torch.empty_like(X), torch.empty_like(X)
     spread = X.amax((1, 2), keepdim=True) - X.amin((1, 2), keepdim=True)        # (G, 1, 1)
     ratio = (spread / eps).clamp(min=1)
-    f = torch.bmm(X, b[..., None]).neg_()                   # (G, n, 1) right for ε → ∞
+    f = torch.bmm(X, b[:, None].mT).neg_()                  # (G, n, 1) right for ε → ∞
     log_a = a.log().clamp(min=-1e25).to(X.dtype)[..., None]
     allowed = None
     if forbidden is not None:
         X, allowed = X.masked_fill(forbidden, -inf), (~forbidden).to(X.dtype)
     anneal = .6 * sweeps if tol is None else min(.6 * sweeps, patience)
+    still = ceil(anneal)                                    # the first sweep at ε
+    b_above_0 = b.clamp(min=torch.finfo(b.dtype).tiny)      # so that all of its columns stay finite
+    root_b = b_above_0.sqrt()[:, None]                      # (G, 1, m)
+    (G, n, m), dtype = X.shape, X.dtype
+    memory = X.new_empty(G * (n + 2) * m) if memory is None else memory
+    room = [part.view(G, -1, m) for part in memory.split([G * n * m, G * m, G * m])]
+    e, total, _ = room
     lowest, in_vain = inf, 0
     for t in range(sweeps):
         now = eps * ratio**max(0., 1 - t / anneal)          # (G, 1, 1)
-        e, total, _ = row_scores(X, f, now, log_a, work, allowed)
-        d, r = step(e, total, a, b, room)
+        if newton and t > still and (t - still) % renew:
+            e.mul_(d.exp()[..., None].to(dtype))            # the last step: no exponential of X
+            torch.sum(e, 1, keepdim=True, out=total)
+        else:
+            row_scores(X, f, now, log_a, room, allowed)
+        P = e.mul_(torch.div(root_b, total, out=total))     # T / √b
+        d, r = step(P, a, root_b)
         if tol is not None and t >= anneal:
             wrong = float((a - r).abs().sum(1).amax())
             in_vain = 0 if wrong < lowest else in_vain + 1
             lowest = min(lowest, wrong)
             if wrong <= tol or in_vain == patience:
                 break
-        f = f + now * d[..., None].to(X.dtype)
-    e, total, top = row_scores(X, f, ratio**0 * eps, log_a, work, allowed)
-    T = e.mul_(b[:, None] / total).mul_((a > 0)[..., None])  # columns sum to b
+        f = f + now * d[..., None].to(dtype)
+    e, total, top = row_scores(X, f, ratio**0 * eps, log_a, room, allowed)
+    T = e.mul_(b[:, None] / total).mul_((a > 0)[..., None].to(dtype))     # columns sum to b
     error = (a - T.sum(2)).abs().sum(1)
-    free = (top + total.log())[:, 0]                        # g = ε (log b - free)
     f = f[..., 0] + eps * log_a[..., 0]                     # (G, n)
-    of_columns = (torch.xlogy(b, b) - b * free).double().sum(1) - b.double().sum(1)   # ΣT = Σb
-    value = (a * f).sum(1) + eps * of_columns               # the dual
-    return value, T, f, eps * (b.log() - free), error
+    g = b_above_0.log2_().sub_(top.add_(total.log2_())[:, 0]).mul_(eps * log(2))      # (G, m)
+    of_columns = (b * g).sum(1) - eps * b.sum(1)            # ΣT = Σb
+    value = (a * f).sum(1) + of_columns                     # the dual
+    return value, T, f, g, error
 
 # %% ../nbs/21_transport.ipynb #21d44846
 class Transport(NamedTuple):
@@ -429,10 +440,8 @@ class MMD(KernelDivergence):
 
     def evaluate(self, d2, equal=0.):
         if check_choice('kernel', self.kernel, 'laplacian', 'gaussian') == 'gaussian':
-            k = d2.mul_(-.5 / self.sigma**2).exp_()
+            k = exp_(d2.mul_(-.5 / self.sigma**2))
             return k, k * (-.5 / self.sigma**2)
-        d = torch.threshold_(d2, equal, 0.).sqrt_()
-        k = (d / -self.sigma).exp_()
-        slope = d.sign().mul_(k)                            # 0 at d = 0, the kink, else k
-        smallest = torch.finfo(d.dtype).tiny
-        return k, slope.div_(d.clamp_(min=smallest)).mul_(-.5 / self.sigma)
+        inverse = threshold(d2.clamp_(max=1e30), equal, inf).rsqrt_()   # 1/d, 0 at the kink d = 0
+        k = exp_(d2.mul_(inverse).mul_(-1 / self.sigma))
+        return k, inverse.mul_(k).mul_(-.5 / self.sigma)

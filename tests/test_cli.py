@@ -34,7 +34,8 @@ from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
-small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']
+small = ['compare', '--data', 'digits', '--losses', 'multi_similarity']
+small += ['--epochs', '1', '--no-turn']
 heavy = ['torch', 'torchvision', 'fastai', 'sklearn', 'matplotlib', 'sympy', 'numpy']
 against_hanging = 500       # seconds; nothing is asserted about time
 
@@ -183,8 +184,8 @@ mistakes = {
     'loss': (['--losses', 'tripet'],
              'dml: --losses: expected a known name, got tripet; did you mean triplet? Known are con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
-    'no size': (['--size', '8'], '--size', 'digits'),
-    'no depth': (['--depth', '2'], '--depth', 'digits'),
+    'no size': (['--data', 'digits', '--size', '8'], '--size', 'digits'),
+    'no depth of what is taken without a name': (['--depth', '2'], '--depth', '--data glyphs'),
 }
 
 

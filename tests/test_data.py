@@ -3,7 +3,8 @@
 Small data are made on the spot. The grey of each picture says which class it is of, so that a wrong
 label cannot hide."""
 
-import gzip, io, os, pickle, shutil, stat, struct, tracemalloc, unicodedata, warnings, zipfile
+import gzip, io, os, pickle, shutil, stat, struct, subprocess, sys, tracemalloc, unicodedata, warnings
+import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,24 @@ def test_the_hash_of_data_stays_what_it_is(tmp_path):
     parts = few, few.transformed(lambda x: x.flip(-1)), turn_classes(few)
     assert [images.sha256()[:16] for images in parts] == [
         '8d853046512fd16b', '7c4989c7cf721fd9', 'eb1e5b662ac027e1']
+
+
+def test_letters_stay_what_they_are():
+    "The same pixels everywhere, by script; and no seen letter looks like an unseen one"
+    letters = load_data('glyphs')
+    assert letters.sha256() == 'f4799285f281763325e6afc23d5adf221bf830accc95558bc3b10d8d5d10b2ee'
+    script = [unicodedata.name(name).split()[0] for name in letters.classes]
+    seen = set(np.array(script)[letters.labels[letters.split == 'train']])
+    unseen = set(np.array(script)[letters.labels[letters.split == 'test']])
+    assert seen == {'LATIN', 'DIGIT'} and unseen == {'GREEK', 'CYRILLIC', 'ARMENIAN', 'GEORGIAN'}
+    assert not set('ΑΒАВ') & set(letters.classes) and set('ABΩЖ') <= set(letters.classes)
+    assert 12 <= np.bincount(letters.labels).min() <= np.bincount(letters.labels).max() == 16
+
+
+def test_reading_letters_needs_no_fonts():
+    code = "import sys; from dml_nb.data import load_data; load_data('glyphs')"
+    code += "; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_another_split_or_camera_is_another_set():

@@ -139,7 +139,7 @@ def test_one_graph_on_a_gpu_has_our_products(name, operator):
     assert f'dml_nb.{operator}.default' in names
 
 
-@pytest.mark.parametrize('step', ['speed', 'blocks'])
+@pytest.mark.parametrize('step', ['speed', 'blocks', 'resnet'])
 def test_measured_steps(step, tmp_path, one_thread):
     found = small(step, tmp_path)
     assert found['device'] == 'cpu' and found['what'] and found['rows']
@@ -150,6 +150,7 @@ def test_measured_steps(step, tmp_path, one_thread):
 def test_compiled_step(tmp_path, one_thread):
     rows = small('compiled', tmp_path)['rows']
     assert {row['loss'] for row in rows} == set(gpu.TIMED)
+    rows += small('small', tmp_path)['rows']
     assert all(row['compiled']['milliseconds'] is not None for row in rows)
 
 
@@ -210,7 +211,7 @@ def test_without_a_gpu_it_says_so():
     assert done.stdout == 'no GPU that torch can use: nothing to do\n'
 
 
-def test_all_steps_together_end_within_25_minutes():
+def test_all_steps_together_end_within_28_minutes():
     lines = (root/'tools'/'gpu.sh').read_text().splitlines()
     limits = {line.split()[2]: int(line.split()[1]) for line in lines if line.startswith('step ')}
-    assert set(limits) == {'tests', 'finetune', *gpu.MEASURED} and sum(limits.values()) < 1500
+    assert set(limits) == {'tests', 'finetune', *gpu.MEASURED} and sum(limits.values()) < 1680

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 root = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(root))
@@ -22,6 +24,8 @@ from dml_nb.core import unit                                            # noqa: 
 from dml_nb.losses.catalogue import LOSSES                              # noqa: E402
 
 TIMED = ('multi_similarity', 'triplet', 'contrastive', 'n_pairs', 'dro_top_k', 'dro_kl')
+OF_SMALL_BATCHES = (
+    'contrastive', 'supcon', 'infonce', 'multi_similarity', 'triplet', 'batch_hard', 'arcface')
 
 
 def wait(device):
@@ -136,6 +140,89 @@ def compiled(device, small):
             yield row
 
 
+def launches(step, device):
+    "How many kernels and copies a step starts on the GPU; None on a CPU"
+    if device != 'cuda':
+        return None
+    step()
+    wait(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        wait(device)
+    return sum(event.device_type == DeviceType.CUDA for event in seen.events())
+
+
+def as_graph(step):
+    "The step as a CUDA graph, which is captured on the first call: one launch for all kernels"
+    graph = None
+
+    def replay():
+        nonlocal graph
+        if graph is None:
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                for _ in range(3):
+                    step()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        graph.replay()
+    return replay
+
+
+def small_batches(device, small):
+    "Batches of 32 to 512: how many launches, and the time as it is, compiled, and as a CUDA graph"
+    theirs = peers()
+    for B in (32,) if small else (32, 64, 128, 256, 512):
+        z, labels = batch(B, 128, device)
+        repeats = 3 if small else 100
+        for name in OF_SMALL_BATCHES[:2] if small else OF_SMALL_BATCHES:
+            loss = LOSSES[name].for_data(B // 4, 128).to(device)
+            step = step_of(loss, z, labels)
+            row = dict(B=B, loss=name, launches=launches(step, device),
+                       eager=measured(step, device, repeats))
+            torch.compiler.reset()
+            one_graph = step_of(torch.compile(loss, fullgraph=True), z, labels)
+            row['compiled'] = measured(one_graph, device, repeats, forgiven=Exception)
+            if device == 'cuda':
+                row['CUDA graph'] = measured(as_graph(step), device, repeats, forgiven=Exception)
+            if name in theirs:
+                step = step_of(theirs[name], z, labels)
+                row |= {'launches, peer': launches(step, device),
+                        'eager, peer': measured(step, device, repeats)}
+            yield row
+
+
+def resnet(device, small):
+    "A step of training ResNet-50 on 128 pictures of 224 × 224 in bf16: what the loss adds to it"
+    from torchvision.models import resnet50
+    B, side = (8, 32) if small else (128, 224)
+    body = resnet50(num_classes=128).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(body.parameters(), lr=1e-3)
+    pictures = torch.randn(B, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    labels = (torch.arange(B) // 4).to(device)
+
+    def step_with(loss):
+        def step():
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16):
+                embeddings = body(pictures)
+            loss(embeddings.float(), labels).backward()
+            optimizer.step()
+        return step
+
+    repeats = 2 if small else 30
+    without = measured(step_with(lambda z, labels: z.mean()), device, repeats)
+    for name in OF_SMALL_BATCHES[:2] if small else OF_SMALL_BATCHES:
+        loss = LOSSES[name].for_data(B // 4, 128).to(device)
+        z = torch.randn(B, 128, device=device, requires_grad=True)
+        yield dict(B=B, side=side, loss=name, without=without,
+                   whole=measured(step_with(loss), device, repeats),
+                   alone=measured(step_of(loss, z, labels), device, repeats))
+
+
 def omniglot(device, small):
     "The recipe of the page on the Learner, whose file for a CPU is results/omniglot.json"
     from dml_nb.data import jitter_images, load_data, turn_classes
@@ -171,10 +258,15 @@ def finetune(device, small, path):
     main(options)
 
 
-MEASURED = dict(speed=speed, blocks=blocks, compiled=compiled, omniglot=omniglot)
+MEASURED = dict(speed=speed, blocks=blocks, compiled=compiled, small=small_batches, resnet=resnet,
+                omniglot=omniglot)
 TIMES = 'forward + backward, classes of four, float32, medians'
 WHAT = dict(
     speed=TIMES, blocks=TIMES, compiled=f'{TIMES}, D = 128; torch.compile(fullgraph=True)',
+    small=f'{TIMES}, D = 128; launches: kernels and copies of a step, by the profiler; compiled: '
+          'torch.compile(fullgraph=True)',
+    resnet='a step of ResNet-50, bf16, medians; without: the mean of the embeddings in place of a '
+           'loss; alone: the loss on embeddings that are there',
     omniglot='among the evaluation characters, which were not in training; seconds of training; '
              'small_convnet and NPairs(scale=16.), as in results/omniglot.json')
 #: What a step cannot do without, and of which it needs one.

@@ -21,6 +21,7 @@ from .benchmarks import (
     read_cars196, read_cars196_train_crops, read_cifar10, read_cifar100, read_cub200,
     read_cub_50, read_fashion_mnist, read_inshop, read_lfw, read_market1501, read_mnist,
     read_omniglot, read_orl_faces, read_sop, read_stl10)
+from .glyphs import read_glyphs
 from .images import ImageSet
 from .readers import read_csv, read_digits, read_features, read_folder, read_zip
 
@@ -28,8 +29,9 @@ from .readers import read_csv, read_digits, read_features, read_folder, read_zip
 #: Name -> reader: a function of the set's place (None: $DML_NB_DATA) and of options that gives an
 #: `ImageSet`; with `download` among them where it can be fetched.
 SOURCES = {
-    'digits': read_digits, 'mnist': read_mnist, 'fashion_mnist': read_fashion_mnist,
-    'cifar10': read_cifar10, 'cifar100': read_cifar100, 'stl10': read_stl10,
+    'digits': read_digits, 'glyphs': read_glyphs, 'mnist': read_mnist,
+    'fashion_mnist': read_fashion_mnist, 'cifar10': read_cifar10, 'cifar100': read_cifar100,
+    'stl10': read_stl10,
     'omniglot': read_omniglot, 'lfw': read_lfw, 'cub200': read_cub200, 'cars196': read_cars196,
     'sop': read_sop, 'inshop': read_inshop, 'market1501': read_market1501,
     'folder': read_folder, 'zip': read_zip, 'csv': read_csv, 'features': read_features,

@@ -142,7 +142,7 @@ def gather(self:IntraPairVariance, S, pairs, gathered):
     "First the sums of the similarities of each kind, then those of the brackets."
     if pairs.statistics is None:
         P, N = pairs.split(S)
-        kinds = P.masked_fill(P == inf, 0.), N.masked_fill(N == -inf, 0.)
+        kinds = P.nan_to_num_(nan=nan, posinf=0.), N.nan_to_num_(nan=nan, neginf=0.)
     else:
         kinds = self.brackets(S, pairs)
     sums = torch.stack([kind.sum(dtype=torch.float64) for kind in kinds])
@@ -174,7 +174,14 @@ def root(
 ) -> tuple: # √x; 1/√x; both 0 where x is no more than rounding leaves of 0
     "Square roots that can be differentiated at 0, where the middle of all slopes is 0."
     rounding = 4 * torch.finfo(x.dtype).eps
-    return threshold(x, rounding, 0.).sqrt(), threshold(x, rounding, inf).rsqrt()
+    inverse = threshold(x, rounding, inf).rsqrt_()
+    return x * inverse, inverse
+
+
+def distances(
+    S:Tensor, # similarities, -inf where there is no pair; overwritten
+) -> tuple: # d = √(2 - 2S), 1e15 where there is no pair; 1/d, 0 for a distance of 0
+    return root(S.mul_(-2).add_(2).clamp_(max=1e30))
 
 # %% ../../nbs/23_losses.contrastive.ipynb #67e2b705
 class TupletMargin(PairLoss):
@@ -216,12 +223,13 @@ def charge(
     P, N = pairs.split(S)
     absent = P == inf
     d_pos, inverse_pos = root(2 - 2 * P.masked_fill_(absent, 1.))        # (b, c)
-    d_neg, inverse_neg = root(2 - 2 * N)                                 # (b, R), inf: no pair
+    d_neg, inverse_neg = distances(N)                                    # (b, R)
     far = (d_pos - beta + margin).clamp_(min=0).masked_fill_(absent, 0.)
     near = (beta + margin - d_neg).clamp_(min=0)
     T = pairs.batch.total_triplets.clamp(min=1)
     weight_pos, weight_neg = pairs.n_neg / T, pairs.n_pos / T            # (b, 1)
-    value = (weight_pos * far).sum(dtype=torch.float64) + (weight_neg * near).sum(dtype=torch.float64)
+    terms = weight_pos * far.sum(1, keepdim=True) + weight_neg * near.sum(1, keepdim=True)
+    value = terms.sum(dtype=torch.float64)
     far.sign_().mul_(weight_pos)
     near.sign_().mul_(weight_neg)
     by_beta = near.sum(1, keepdim=True) - far.sum(1, keepdim=True)
@@ -365,28 +373,29 @@ class CentroidTriplet(PairLoss):
         labelled = (batch.y >= 0).to(dtype)
         return torch.zeros_like(labelled).index_add_(0, batch.start, labelled)
 
-    def sums(self, S, pairs):
-        "Sums of each anchor's similarities: to its class (b, 1), to the others by slot (b, B)."
-        P, N = pairs.split(S)
-        own = P.masked_fill(P == inf, 0.).sum(1, keepdim=True)
-        slots = pairs.batch.start.expand(len(N), -1)
-        others = N.masked_fill(N == -inf, 0.)
-        return own, torch.zeros_like(others).scatter_add_(1, slots, others)
+    def sum_of_own(self, S, pairs):
+        "(b, 1) sum of each anchor's similarities to its class."
+        return pairs.positives(S).nan_to_num_(nan=nan, posinf=0.).sum(1, keepdim=True)
+
+    def sums_of_others(self, S, pairs):
+        "(b, B) sums of each anchor's similarities to the other classes, by slot."
+        others = pairs.split(S)[1].nan_to_num_(nan=nan, neginf=0.)
+        slots = pairs.batch.start.expand(len(S), -1)
+        return torch.zeros_like(S).scatter_add_(1, slots, others)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #30f87762
 @patch
 def hinges(self:CentroidTriplet, S, pairs):
     "(b, B) each anchor against the class of each slot, 0 where there is none (Eq. CT)."
-    own, others = self.sums(S, pairs)
+    own, others = self.sum_of_own(S, pairs), self.sums_of_others(S, pairs)
     batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
     slot = batch.start[pairs.rows]                                   # (b,)
     within = pairs.statistics[0].to(S.dtype)                         # (B,) Σ S inside a class
     k = pairs.n_pos.clamp(min=1)                                     # (b, 1)
     to_own = (within[slot, None] - 2 * own - 1) / k**2 - 2 * own / k
     n = sizes.clamp(min=1)                                           # (B,)
-    gap = to_own - (within / n**2 - 2 * others / n) + self.margin
-    is_class = (sizes > 0) & (torch.arange(len(sizes), device=S.device) != slot[:, None])
-    return gap.clamp_(min=0).mul_(is_class & (pairs.n_pos > 0))
+    gap = others.mul_(2 / n).sub_(within / n**2).add_(to_own + self.margin).clamp_(min=0)
+    return gap.mul_(sizes > 0).mul_(pairs.n_pos > 0).scatter_(1, slot[:, None], 0.)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #620c3df6
 @patch
@@ -397,13 +406,13 @@ def gather(self:CentroidTriplet, S, pairs, gathered):
     if gathered is None:
         gathered = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
     if pairs.statistics is None:
-        own, _ = self.sums(S, pairs)
+        own = self.sum_of_own(S, pairs)
         labelled = batch.y[pairs.rows] >= 0
         with_itself = (own[:, 0].double() + 1) * labelled            # S_ii = 1
         gathered[0].index_add_(0, batch.start[pairs.rows], with_itself)
     else:
-        is_open = self.hinges(S, pairs).sign().double()
-        gathered[0].index_add_(0, pairs.rows, is_open.sum(1))
+        is_open = self.hinges(S, pairs).sign_()
+        gathered[0].index_add_(0, pairs.rows, is_open.sum(1).double())
         gathered[1] += is_open.sum(0)
     return gathered
 
@@ -426,9 +435,10 @@ def value_and_weights(self:CentroidTriplet, S, pairs):
     k = pairs.n_pos.clamp(min=1)
     pulls = 2 * own / k + against[slot] / (k + 1)**2                 # (b, 1)
     w_pos = (of_class[slot] - own - by_anchor[pairs.positive]) / k**2 - pulls
-    pushes = hinges.sign() * (2 / sizes.clamp(min=1))                # (b, B) by slot
+    value = hinges.sum(1).sum(dtype=torch.float64) / T
+    pushes = hinges.sign_().mul_(2 / sizes.clamp(min=1) / T)         # (b, B) by slot
     w_neg = pushes.gather(1, batch.start.expand(len(S), -1))         # (b, B) by image
-    return hinges.sum(dtype=torch.float64) / T, pairs.weights(w_pos.div_(T), w_neg.div_(T))
+    return value, pairs.weights(w_pos.div_(T), w_neg)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):

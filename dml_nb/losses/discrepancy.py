@@ -19,7 +19,7 @@ __all__ = ['ClassDiscrepancy', 'DCDL']
 import torch
 from torch import Tensor
 
-from ..core import inf
+from ..core import inf, one_block
 from ..support.validate import check_number
 from ..transport import (
     Divergence, EnergyDistance, KernelDivergence, MMD, SinkhornDivergence, Wasserstein,
@@ -29,6 +29,7 @@ from ..weighting import PairLoss
 # %% ../../nbs/22_losses.discrepancy.ipynb #7c9bf9c8
 def class_groups(
     labels:list, # of integers, negative for unlabelled
+    most:float=inf, # places of a group with more than one class
 ) -> list: # of groups; a group is a list of classes, a class the list of its places in `labels`
     "Classes by size: in a group the largest is less than twice the smallest, against padding."
     classes = {}
@@ -37,7 +38,8 @@ def class_groups(
             classes.setdefault(y, []).append(place)
     groups = []
     for places in sorted(classes.values(), key=len, reverse=True):
-        if not groups or 2 * len(places) <= len(groups[-1][0]):
+        last = groups[-1] if groups else None
+        if not last or 2 * len(places) <= len(last[0]) or (len(last) + 1) * len(last[0]) > most:
             groups.append([])
         groups[-1].append(places)
     return groups
@@ -48,9 +50,12 @@ def class_problems(
     pairs, # a block that holds all rows of its classes
 ):
     """Yield X (G, n, R), the rows of G classes; rows (G, n), where they stand in the block, padded
-    with the first; a (G, n) and b (G, R), the two measures."""
+    with the first; a (G, n) and b (G, R), the two measures; memory to solve the problem in."""
     y = pairs.batch.y                                                           # (R,)
-    for group in class_groups(y[pairs.rows].tolist()):
+    most = one_block(S.device) / 2 / len(y)                     # rows that stay in a CPU's cache
+    taken = pairs.scratch.used
+    for group in class_groups(y[pairs.rows].tolist(), most):
+        pairs.scratch.rewind(taken)                             # the last group is solved
         n = len(group[0])                                       # the largest of them
         padded = [places + places[:1] * (n - len(places)) for places in group]
         rows = torch.tensor(padded, device=S.device)                            # (G, n)
@@ -59,8 +64,12 @@ def class_problems(
         others = (y != y[pairs.rows[rows[:, :1]]]) & (y >= 0)                   # (G, R)
         m = others.sum(1, keepdim=True)                                         # (G, 1)
         own = pairs.rows[rows][:, None].expand(-1, n, -1)       # (G, n, n) not read
-        X = S[rows].scatter_(2, own, 0.)                                        # (G, n, R)
-        yield X, rows, here * (m > 0) / size.double(), others / m.clamp(min=1).to(S.dtype)
+        X = pairs.scratch.take(S, (rows.numel(), S.shape[1]))
+        X = torch.index_select(S, 0, rows.flatten(), out=X).view(*rows.shape, -1)
+        X.scatter_(2, own, 0.)                                                  # (G, n, R)
+        a, b = here * (m > 0) / size.double(), others / m.clamp(min=1).to(S.dtype)
+        memory = pairs.scratch.take(S, (len(rows) * (n + 2), S.shape[1]))
+        yield X, rows, a, b, memory.flatten()
 
 # %% ../../nbs/22_losses.discrepancy.ipynb #779030ed
 def transported_classes(
@@ -72,9 +81,9 @@ def transported_classes(
     eps, sweeps, tol = divergence.eps, divergence.sweeps, divergence.tol
     check_solver(eps, sweeps, tol)
     value = error = S.new_zeros((), dtype=torch.float64)
-    W = torch.zeros_like(S)
-    for X, rows, a, b in class_problems(S, pairs):
-        found, T, _, _, wrong = solve(X, a, b, eps, sweeps, tol)
+    W = pairs.scratch.take(S).zero_()
+    for X, rows, a, b, memory in class_problems(S, pairs):
+        found, T, _, _, wrong = solve(X, a, b, eps, sweeps, tol, memory=memory)
         value = value - (found + a.sum(1)).sum()            # the cost is 1 - S
         error = torch.maximum(error, wrong.amax())
         W.index_add_(0, rows.flatten(), T.flatten(0, 1))    # padding adds 0
@@ -117,16 +126,18 @@ def kernel_classes(
     everywhere = (q * q / n).sum()                                  # Σ_k 1/m_k²
     apart = -q * q - q / n                                          # what a row adds to its pairs
     same = (q > 0) / n**2 - q * q
-    C_apart = (everywhere + apart[rows] + apart.T).to(S.dtype)      # (b, R)
+    C_apart = torch.add((everywhere + apart[rows]).to(S.dtype), apart.T.to(S.dtype),
+                        out=pairs.buffer(N))                        # (b, R)
     C_same = (everywhere + same[rows]).to(S.dtype)                  # (b, 1)
     equal = 64 * torch.finfo(S.dtype).eps                           # of ‖u - v‖²: rounding of S
-    d2_far = N.mul_(-2).add_(2).clamp_(min=0)
+    d2_far = N.mul_(-2).add_(2).clamp_(min=0)                       # inf: no pair
     d2_near = torch.where(P == inf, inf, (2 - 2 * P).clamp(min=0))
     far, slope_far = divergence.evaluate(d2_far, equal)             # (b, R)
     near, slope_near = divergence.evaluate(d2_near, equal)          # (b, c)
     own = divergence.evaluate(S.new_zeros(1))[0] * C_same * (q[rows] > 0)   # (b, 1) with itself
-    value = (far.mul_(C_apart).sum(dtype=torch.float64) + (near * C_same).sum(dtype=torch.float64)
-             + own.sum(dtype=torch.float64))
+    of_anchors = (far.mul_(C_apart).sum(1, keepdim=True) + (near * C_same).sum(1, keepdim=True)
+                  + own)                                            # (b, 1)
+    value = of_anchors.sum(dtype=torch.float64)
     W_near = slope_near.mul_(C_same).mul_(2)                        # d‖u - v‖²/dS = -2
     W_far = slope_far.mul_(C_apart).mul_(2)
     return -value, pairs.weights(W_near, W_far)

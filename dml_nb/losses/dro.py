@@ -54,8 +54,11 @@ class MarginPair(Named):
         y:int, # 1 if they are of positives, -1 if of negatives
         spare=_no_spare_memory, # gives memory to write into
     ) -> tuple: # losses, their derivatives by S
-        loss = torch.mul(S, -y, out=spare(S)).add_(self.m + y * self.lam).clamp_(min=0)
+        loss = self.loss(S, y, spare)
         return loss, torch.sign(loss, out=spare(S)).mul_(-y)
+
+    def loss(self, S, y, spare):
+        return torch.mul(S, -y, out=spare(S)).add_(self.m + y * self.lam).clamp_(min=0)
 
 # %% ../../nbs/17_losses.dro.ipynb #655b52fe
 class BinomialPair(Named):
@@ -99,9 +102,13 @@ def pair_losses(
     y, # 1 or -1
     drop_zero, # whether losses up to 0 are left out
     spare,
+    survey=False, # the derivatives are not needed
 ): # losses, -inf where there is none; their derivatives by S
     "One side of a block."
-    loss, slope = base(S, y, spare)
+    if survey and type(base) is MarginPair:
+        loss, slope = base.loss(S, y, spare), None
+    else:
+        loss, slope = base(S, y, spare)
     absent = S.sub_(y * 1e30).mul_(-y * inf)               # -inf where S is infinite, else inf
     loss = torch.minimum(loss, absent, out=loss)
     if drop_zero:
@@ -225,12 +232,11 @@ class DRO(PairLoss):
     def indivisible(self):
         return 'pair' if self.passes else 'batch'
 
-    def losses(self, S, pairs): # of positives and negatives, -inf: no pair; derivatives by S
-        spare = pairs.buffer
+    def losses(self, S, pairs, survey=False): # of positives and negatives; derivatives by S
         P, N = pairs.split(S, self.miner)
-        pos, pos_slope = pair_losses(self.base, P, 1, self.drop_zero, spare)
-        neg, neg_slope = pair_losses(self.base, N, -1, self.drop_zero, spare)
-        return (pos, neg), (pos_slope, neg_slope)
+        both = [pair_losses(self.base, side, y, self.drop_zero, pairs.buffer, survey)
+                for side, y in ((P, 1), (N, -1))]
+        return tuple(zip(*both))
 
 # %% ../../nbs/17_losses.dro.ipynb #7563c4d5
 @patch
@@ -238,8 +244,10 @@ def gather(self:DRO, S, pairs, gathered):
     if len(pairs.rows) == len(pairs.batch.rows):       # one block: all losses will be at hand
         return None
     turn, known = pairs.statistics or (0, None)
+    if turn >= self.passes and (self.sample is None or 'block_masses' in known):
+        return None                                    # all is known before the last pass
     share = pairs_per_entry(pairs.batch, self.pairs == 'unordered')
-    sides, _ = self.losses(S, pairs)
+    sides, _ = self.losses(S, pairs, survey=True)
     if turn < self.passes:
         return self.uncertainty.gather(sides, share, gathered, known)
     block_mass = share * cumulated(self.uncertainty.masses(sides, known))[-1]
@@ -249,13 +257,13 @@ def gather(self:DRO, S, pairs, gathered):
 @patch
 def summarize(self:DRO, gathered, statistics):
     if gathered is None:
-        return None
+        return statistics
     turn, known = statistics or (0, None)
     if turn < self.passes:
         known = self.uncertainty.summarize(gathered, known)
     else:
         known = known | dict(block_masses=gathered)
-    return turn + 1, known
+    return self.passes if known.get('settled') else turn + 1, known
 
 # %% ../../nbs/17_losses.dro.ipynb #05f6e4df
 @patch

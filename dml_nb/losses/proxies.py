@@ -27,8 +27,7 @@ from torch.nn.functional import softplus
 
 from ..core import (
     as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
-from .contrastive import InfoNCE, root
-from .neighbours import NPairs
+from .contrastive import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term
 from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
@@ -197,35 +196,6 @@ def meet(
     meet_classes(self.class_numbers, labels)
     look_at_numbers(self)
 
-# %% ../../nbs/25_losses.proxies.ipynb #939c105b
-class NormalizedSoftmax(Proxies):
-    "Mean of -log softmax(S/τ) of the own class (Zhai and Wu, 2019): `InfoNCE` against proxies"
-    def __init__(
-        self,
-        classes:int, # C
-        dim:int, # D, of the embeddings
-        temperature:float=.05, # τ
-        **kwargs, # `normalize`, `block`
-    ):
-        super().__init__(InfoNCE(temperature, **kwargs), classes, dim)
-
-
-class ProxyNCA(Proxies):
-    """Mean of -log of e^{-‖x-w_y‖²} / Σ_c e^{-‖x-w_c‖²}, the softmax of 2S (Movshovitz-Attias et
-    al., 2017): N-pairs against proxies"""
-    def __init__(
-        self,
-        classes:int, # C
-        dim:int, # D, of the embeddings
-        scale:float=2., # of similarities; squared distances are multiplied by half of it
-        **kwargs, # `normalize`, `block`
-    ):
-        super().__init__(NPairs(scale, **kwargs), classes, dim)
-
-    def reset_parameters(self):
-        "Draw the rows: normal numbers, row by row."
-        nn.init.normal_(self.weight)
-
 # %% ../../nbs/25_losses.proxies.ipynb #6d78e251
 class ClassSoftmax(PairLoss):
     """Mean over items of log(1 + Σ_{c≠y} e^{s (M_c - ψ(M_y))}) with ψ(M) = M - m. References are
@@ -246,8 +216,13 @@ class ClassSoftmax(PairLoss):
         "ψ and ψ' of the similarities to the own class, (b, 1)."
         return own - self.margin, torch.ones_like(own)
 
+    def by_center(self, S):
+        "A copy (K, b, C) of S (b, C K): sums over a short last dimension would be slow."
+        grouped = S.unflatten(1, (-1, self.centers))                     # (b, C, K)
+        return grouped.permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
+
     def pooled(self, S):
-        "M (b, C) of S (b, C K), and its derivatives (b, C, K); None where M is S."
+        "M (b, C) of S (b, C K), and its derivatives (K, b, C); None where M is S."
         return S, None
 
     def value_and_weights(self, S, pairs):
@@ -257,12 +232,58 @@ class ClassSoftmax(PairLoss):
         eased, slope = self.eased(M.gather(1, at))
         logits = torch.mul(M, self.scale, out=pairs.buffer(M)).scatter_(1, at, -inf)
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
-        x = (wrong - self.scale * eased).masked_fill_(y < 0, -inf)       # of a wrong class
+        x = torch.sub(wrong, eased, alpha=self.scale)                    # of a wrong class
+        x.masked_fill_(y < 0, -inf)
         items = (pairs.batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
         r = x.sigmoid().mul_(self.scale).div_(items)
-        W = softmax.mul_(r).scatter_(1, at, slope.mul_(r).neg_())
-        return value, W if slopes is None else (slopes * W[:, :, None]).flatten(1)
+        W = softmax.scatter_(1, at, slope.neg_()).mul_(r)
+        return value, W if slopes is None else slopes.mul_(W).permute(1, 2, 0).flatten(1)
+
+
+class PlainSoftmax(ClassSoftmax):
+    "The same without a margin, at s = 1/τ"
+    centers = 1
+
+    def __init__(self, temperature, **kwargs):
+        PairLoss.__init__(self, **kwargs)
+        self.temperature = check_number('temperature', temperature, above=0)
+
+    @property
+    def scale(self):
+        return 1 / self.temperature
+
+    def eased(self, own):
+        return own, torch.ones_like(own)
+
+# %% ../../nbs/25_losses.proxies.ipynb #939c105b
+class NormalizedSoftmax(Proxies):
+    "Mean of -log softmax(S/τ) of the own class (Zhai and Wu, 2019), as `InfoNCE` against proxies"
+    def __init__(
+        self,
+        classes:int, # C
+        dim:int, # D, of the embeddings
+        temperature:float=.05, # τ
+        **kwargs, # `normalize`, `block`
+    ):
+        super().__init__(PlainSoftmax(temperature, **kwargs), classes, dim)
+
+
+class ProxyNCA(Proxies):
+    """Mean of -log of e^{-‖x-w_y‖²} / Σ_c e^{-‖x-w_c‖²}, the softmax of 2S (Movshovitz-Attias et
+    al., 2017), as N-pairs against proxies"""
+    def __init__(
+        self,
+        classes:int, # C
+        dim:int, # D, of the embeddings
+        scale:float=2., # of similarities; squared distances are multiplied by half of it
+        **kwargs, # `normalize`, `block`
+    ):
+        super().__init__(ClassSoftmax(0., scale, **kwargs), classes, dim)
+
+    def reset_parameters(self):
+        "Draw the rows: normal numbers, row by row."
+        nn.init.normal_(self.weight)
 
 # %% ../../nbs/25_losses.proxies.ipynb #9e7d616d
 class CosFace(Proxies):
@@ -307,9 +328,10 @@ class ArcFace(Proxies):
 class NearestCenter(ArcSoftmax):
     "The same with M = max over the centres of a class, the first of equal ones"
     def pooled(self, S):
-        grouped = S.unflatten(1, (-1, self.centers))                     # (b, C, K)
-        M, nearest = grouped.max(2)
-        return M, torch.zeros_like(grouped).scatter_(2, nearest[:, :, None], 1.)
+        X = self.by_center(S)                                            # (K, b, C)
+        M = X.amax(0)
+        nearest = X.eq_(M)                                               # 1 or 0
+        return M, nearest.mul_(nearest.cumsum(0).eq_(1))                 # the first of equal ones
 
 # %% ../../nbs/25_losses.proxies.ipynb #8cc082c3
 class SubCenterArcFace(Proxies):
@@ -343,10 +365,10 @@ class SoftCenters(ClassSoftmax):
         self.scale = value
 
     def pooled(self, S):
-        grouped = S.unflatten(1, (-1, self.centers))                     # (b, C, K)
-        p = (grouped / self.gamma).softmax(2)
-        M = (p * grouped).sum(2)
-        return M, (grouped - M[:, :, None]).div_(self.gamma).add_(1).mul_(p)
+        X = self.by_center(S)                                            # (K, b, C)
+        p = (X / self.gamma).softmax(0)
+        M = (p * X).sum(0)
+        return M, X.sub_(M).div_(self.gamma).add_(1).mul_(p)
 
 # %% ../../nbs/25_losses.proxies.ipynb #7af14f5b
 class SoftTriple(Proxies):

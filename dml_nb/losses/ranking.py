@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from ..core import ListPairs, Pairs, Scratch, inf
 from ..support.validate import check_flag, check_number
-from .contrastive import root
+from .contrastive import distances, root
 from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/24_losses.ranking.ipynb #77228a71
@@ -222,20 +222,20 @@ class FastAP(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #4f405ff2
 def weighted_average(
-    h:Tensor, # (b, c) what is averaged, of which only what is above 0 counts
+    h:Tensor, # (b, c) what is averaged, of which only what is above 0 counts; overwritten
     T:float, # temperature
     floor:Tensor, # (b, 1) added to the sum of the weights
     detach:bool, # take the weights for constants
 ) -> tuple: # (b, 1) average; (b, c) its derivatives
     "Σ w h / (Σ w + floor) with w = e^{T h}."
-    x = torch.where(h > 0, T * h, -inf)
-    h = h.clamp(min=0)
+    x = T * h.clamp_(min=0)
     top = x.amax(1, keepdim=True).clamp(min=0)
-    w = exp_(x.sub_(top))
+    w = exp_(x.sub_(top)).mul_(h.sign())
     total = (w.sum(1, keepdim=True) + floor * exp_(-top)).clamp(min=torch.finfo(h.dtype).tiny)
     w.div_(total)
-    average = (w * h).sum(1, keepdim=True)
-    return average, w if detach else w * (1 + T * (h - average))
+    wh = h.mul_(w)
+    average = wh.sum(1, keepdim=True)
+    return average, w if detach else w.mul_(1 - T * average).add_(wh, alpha=T)
 
 # %% ../../nbs/24_losses.ranking.ipynb #a983457e
 class RankedList(PairLoss):
@@ -266,9 +266,9 @@ class RankedList(PairLoss):
         alpha = 1 + self.margin / 2 if self.alpha is None else self.alpha
         P.masked_fill_(P == inf, 1.)
         d_pos, per_d_pos = root(2 - 2 * P)                               # (b, c), 0: no pair
-        d_neg, per_d_neg = root(2 - 2 * N)                               # (b, R), inf: no pair
+        d_neg, per_d_neg = distances(N)                                  # (b, R), 1e15: no pair
         h_pos = d_pos - (alpha - self.margin)
-        h_neg = alpha - d_neg                                            # -inf: no pair
+        h_neg = alpha - d_neg
         floor = self.eps * (pairs.n_pos + pairs.n_neg + 1)               # (b, 1)
         far, pull = weighted_average(h_pos, self.Tp, floor, self.detach)
         near, push = weighted_average(h_neg, self.Tn, floor, self.detach)

@@ -19,11 +19,12 @@ from PIL import Image
 from dml_nb.cli import main
 from dml_nb.data import load_data, read_image
 from dml_nb.data.classes import is_picture
+from dml_nb.evaluation import evaluate as measure
 from dml_nb.experiments.recipe import Recipe, load_images
 from dml_nb.search import EmbeddingIndex, index_folder, load_pictures, search_folder
 from dml_nb.search.mistakes import Collection
-from dml_nb.search.pictures import located, rule_for
-from dml_nb.training import create_embedder, save_embedder
+from dml_nb.search.pictures import hold_back, located, rule_for
+from dml_nb.training import create_embedder, load_embedder, save_embedder
 
 quick = settings(derandomize=True, max_examples=30, deadline=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -71,7 +72,8 @@ def all_labels(data, base, rule):
     "What is read by the functions behind each command, which must agree; and all that was said"
     lenient, said = heard(lambda: load_pictures(data, 4, **rule_for(data, {}, **rule)))
     read = labelled(lenient, base)
-    for facts, given in ((rule, {}), ({}, rule)):           # from the training, or typed
+    place = {name: rule[name] for name in rule if name == 'images'}
+    for facts, given in ((rule, place), ({}, rule)):        # from the training, or typed
         (_, files, labels), more = heard(lambda: located(data, facts, **given))
         assert {f: c for f, c in zip(files, labels) if c} == read
         said += more
@@ -138,7 +140,7 @@ def groceries(tmp_path):
     files = painted(tmp_path/'photos', tree, ['fruit/list.csv', 'photo.heic'])
     draw = np.random.default_rng(0)
     for k, file in enumerate(files):
-        shade = 35 * (k // 12) + draw.integers(0, 30, (16, 16))
+        shade = 12 * (k // 12) + draw.integers(0, 150, (16, 16))
         Image.fromarray(shade.astype('uint8')).save(tmp_path/'photos'/file)
     rows = [f'{tmp_path/"photos"/file};kind {k // 12}' for k, file in enumerate(files)]
     (tmp_path/'table.csv').write_text('\n'.join(['path;species', *rows]))
@@ -232,6 +234,43 @@ def test_queries_are_searched_in_a_gallery(groceries, dml, monkeypatch):
     out, said = dml('evaluate', 'model', 'photos', '--gallery', 'photos')
     assert 'photos, all: 72 pictures of 6 classes, searched in photos: 72 pictures of 6' in out
     assert '72 of 72 queries are in the gallery, too' in said
+
+
+def test_a_burst_never_answers_itself(groceries, dml, monkeypatch):
+    "As evaluate does it, with groups that are worked out here; and the training keeps them"
+    monkeypatch.chdir(groceries)
+    for k, path in enumerate(sorted(Path('photos').rglob('*.png'))):
+        path.rename(path.with_name(f'{k // 3} {path.name}'))            # three in a burst
+    words = ['train', 'photos', '--epochs', 1, '--classes', 2, '--out', 'model', '--size', 16]
+    dml(*words, '--grey', '--group', 'name:^\\d+', '--per-class', 2)
+    record = json.loads(Path('model/training.json').read_text())
+    assert record['settings']['group'] == 'name:^\\d+'
+    embedder = load_embedder('model/embedder')
+    images = load_pictures('photos', 16, mode='L')
+    paths = [images.source.paths[i] for i in images.index]
+    burst = [int(path.name.split()[0]) for path in paths]
+    z = embedder.embed(images, progress=False)
+    by_hand = measure(z, images.labels, groups=burst)
+    for given in ([], ['--group', 'name:^\\d+']):              # kept, and given
+        found = json.loads(dml('evaluate', 'model', 'photos', '--json', *given)[0])
+        assert found['groups'] == 24
+        assert found['measures']['map@r'] == pytest.approx(by_hand['map@r'], abs=1e-6)
+    assert by_hand['map@r'] != measure(z, images.labels)['map@r']
+    out, said = dml('evaluate', 'model', 'photos', '--part', 'held-out')
+    held = hold_back(load_pictures('photos', 16, mode='L', group='name:^\\d+'), .2, 0)
+    assert f'{len(held[1])} pictures' in out and not set(held[0].groups) & set(held[1].groups)
+    shutil.copytree('photos/milk', 'new/milk')              # one class, which is enough
+    for group, copies in (('folder', True), ('name:.*', False)):    # a copy has the same name
+        found = json.loads(dml('evaluate', 'model', 'new', '--gallery', 'photos', '--json',
+                               '--group', group)[0])
+        if copies:
+            assert found['measures']['recall@1'] == 1
+        else:
+            milk = np.flatnonzero([path.parent.name == 'milk' for path in paths])
+            wanted = measure(z[milk], images.labels[milk], z, images.labels,
+                             groups=[paths[i].name for i in milk],
+                             gallery_groups=[path.name for path in paths])
+            assert found['measures']['map@r'] == pytest.approx(wanted['map@r'], abs=1e-6)
 
 
 def test_heic_is_read_where_it_can_be(tmp_path, monkeypatch):

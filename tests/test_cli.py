@@ -416,11 +416,11 @@ def train_words(drawings, out, *more):
 
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
-             '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --epochs 6 '
-             '--patience 2 --classes 5 --per-class 3 '
+             '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
+             '--epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
-    'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 --column label=kind '
-                '--images x --json',
+    'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
+                '--column label=kind --images x --group folder --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --html like.html --json',
@@ -488,9 +488,9 @@ def model(tmp_path):
     return made
 
 
-def ruled(depth):
+def ruled(depth, **more):
     "What was typed of the classes"
-    return dict(depth=depth, columns={'label': 'kind'}, images='x')
+    return dict(depth=depth, columns={'label': 'kind'}, images='x') | more
 
 
 reached = {'epoch': 1, 'loss': .5, 'recall@1': .75, 'map@r': .5}
@@ -503,7 +503,7 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert json.loads(pressed('train').stdout) == record
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
-    assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3))
+    assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3), group='folder')
     loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
@@ -527,7 +527,7 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
     assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
-                           on_error='later')
+                           on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
     text = pressed('evaluate', '--json', '--depth', '4').stdout

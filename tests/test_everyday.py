@@ -126,11 +126,12 @@ def test_pictures_are_read_as_asked_for(folder, tmp_path):
         shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
     told, kept = [], KeptPixels(tmp_path)
     asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L',
-                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept, rule={})
+                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept, rule={},
+                   group='folder')
     asked |= asked.pop('rule') | dict(depth=2)
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
-    assert told == [] and images.source.kept is kept
+    assert told == [] and images.source.kept is kept and len(set(images.groups)) == 10
     asked |= dict(data=folder, depth=1, on_error='skip', kept=None)
     images = load_pictures(**asked)
     assert told == [(i + 1, 50) for i in range(50)]

@@ -387,6 +387,10 @@ Depth = Annotated[str, depth_option(
 Columns = Annotated[list[str], typer.Option(
     '--column', help='What a column of a table is called, as label=species or file=path; may be '
                      'given several times.')]
+Group = Annotated[str, typer.Option(
+    help='Which pictures are of one burst or visit: a column of a table; folder; time, or '
+         'time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what their names share. '
+         'They never answer each other, and never do some train and some judge.')]
 Images = Annotated[str, typer.Option(
     help='Folder or zip of the pictures of a table; beside it if it is not given.')]
 AcceptOtherCode = Annotated[bool, typer.Option(

@@ -27,8 +27,8 @@ from rich.console import Console
 
 from .. import DEFAULT_LOSS
 from .base import (
-    Columns, Depth, Images, Json, app, check_above_0, check_data, check_losses, chosen_columns,
-    depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar, stopped_writing,
+    Columns, Depth, Group, Images, Json, app, check_above_0, check_data, check_losses,
+    chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar, stopped_writing,
     told_in_one_line, writable_folder)
 
 # %% ../../nbs/68_cli.models.ipynb #9c7326fa
@@ -158,9 +158,10 @@ def rule_given(
     depth=None, # the options
     column=(),
     images:str=None,
-) -> dict: # what was given of depth, columns and images
+    group:str=None,
+) -> dict: # what was given of depth, columns, images and group
     "For `load_pictures`. Fails in one line for columns without a name."
-    rule = dict(depth=depth, columns=chosen_columns(column), images=images)
+    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group)
     return {name: value for name, value in rule.items() if value is not None}
 
 
@@ -205,6 +206,7 @@ def run_train(
     depth:Depth = 'leaf',
     column:Columns = [],
     images:Images = None,
+    group:Group = None,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -232,7 +234,7 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
-        rule = rule_given(None if depth == 'leaf' else depth, column, images)   # the default
+        rule = rule_given(None if depth == 'leaf' else depth, column, images, group)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
@@ -323,7 +325,7 @@ def embedded(
         task = bar.add_task('embedding', total=len(images))
         z = _rows_of(embedder, embedder, images, 64, faults=faults,
                      tell=lambda done, count: bar.update(task, completed=done))
-    return z, leave_out_broken(images, faults)
+    return z, leave_out_broken(images, faults, least=1)
 
 # %% ../../nbs/68_cli.models.ipynb #764cfc01
 def chosen_part(
@@ -394,6 +396,24 @@ def labels_together(
     return names, labels, labels_of_gallery
 
 
+def groups_together(
+    *sets, # one `ImageSet`, or queries and gallery
+) -> list: # of (N,) codes for each, −1 for a picture in no group; or None
+    "Groups of pictures that are read from their files are found among all of them"
+    import numpy as np
+    from dml_nb.search.pictures import files_of, groups_of, is_said_by_files
+    if any(images.groups is None for images in sets):
+        return [None] * len(sets)
+    group = sets[0].group
+    if len(sets) > 1 and group and is_said_by_files(group):
+        names = groups_of([file for images in sets for file in files_of(images)], group)
+    else:
+        names = [name for images in sets for name in images.groups.tolist()]
+    _, codes = np.unique(names, return_inverse=True)
+    codes[np.array(names) == ''] = -1
+    return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
+
+
 @app.command('evaluate')
 def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
@@ -409,6 +429,7 @@ def run_evaluate(
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
+    group:Group = None,
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -417,12 +438,13 @@ def run_evaluate(
 
     Each picture is searched in the gallery, as people search what is new in what they have; those
     whose class is not there are counted apart. Without a gallery every picture is searched among
-    all others, which flatters where several show one thing. R@K: is one of the K nearest of its class? MAP@R:
-    how many of the R nearest are, by their places, R being the size of its class? The interval is
-    what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
-    trained on flatter it: for new classes look at --part held-out, or at other pictures."""
+    all others, which flatters where several show one thing; --group says which do. R@K: is one of
+    the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
+    size of its class? The interval is what another sample of queries would give, in 95 of 100
+    cases. Pictures that the model was trained on flatter it: for new classes look at --part
+    held-out, or at other pictures."""
     with told_in_one_line('stopped'):
-        rule = rule_given(depth, column, images)
+        rule = rule_given(depth, column, images, group)
         model_folder(model)
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
@@ -440,24 +462,32 @@ def run_evaluate(
         from dml_nb.evaluation.retrieval import evaluate as measure
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:
-            report = measure(z, labels)
+            if len(set(labels.tolist()) - {-1}) < 2:
+                raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, got '
+                                 'one class')
+            report = measure(z, labels, groups=groups_together(pictures)[0])
         else:
             names, labels, labels_of_others = labels_together(pictures, others)
-            report = measure(z, labels, of_others, labels_of_others)
+            groups, groups_of_others = groups_together(pictures, others)
+            report = measure(z, labels, of_others, labels_of_others, groups=groups,
+                             gallery_groups=groups_of_others)
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
         rows = [dict(row, name=str(names[row['class']])) for row in worst]
+        said = f'{pictures.name}, {part}: {counted(pictures)}'
+        if pictures.groups is not None:
+            among['groups'] = len({*pictures.groups.tolist()} - {''})
+            said += f" in {among['groups']:,} groups"
+        if gallery is not None:
+            said += f', searched in {others.name}: {counted(others)}'
         if json_:
             print(json.dumps(dict(
                 data=pictures.name, part=part, **among, measures=dict(report),
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        said = f'{pictures.name}, {part}: {counted(pictures)}'
-        if gallery is not None:
-            said += f', searched in {others.name}: {counted(others)}'
         console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)
         table = plain_table()
         for name in ('measure', '%', '95 % interval'):

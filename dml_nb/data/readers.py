@@ -216,14 +216,15 @@ def numbered_classes(
 LENIENT = 'skip', 'later' # values of `on_error` with which faulty pictures are left out
 
 
-def check_classes(name, labels, classes):
-    "ValueError for a class without items, or fewer than two classes"
+def check_classes(name, labels, classes, least=2):
+    "ValueError for a class without items, or too few classes"
     present = set(np.unique(labels).tolist()) - {-1}
     for label, c in enumerate(classes):
         if label not in present:
             raise ValueError(f'{name}: expected a picture of each class, {str(c)!r} has none')
-    if len(present) < 2:
-        raise ValueError(f'{name}: expected at least two classes, got {len(present)}')
+    if len(present) < least:
+        raise ValueError(f'{name}: expected at least {("one class", "two classes")[least - 1]}, got '
+                         f'{len(present)}')
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
@@ -275,6 +276,7 @@ def leave_out_broken(
     images,
     faults, # {place in the set: why it cannot be read}
     stacklevel=3, # of the warning
+    least=2, # classes that must be left
 ) -> ImageSet:
     "The others; says how many are left out"
     if not faults: return images
@@ -286,7 +288,7 @@ def leave_out_broken(
     first = next(iter(faults.values()))
     warnings.warn(f'{images.name}: {count} could not be read and were skipped. The first: {first}',
                   stacklevel=stacklevel)
-    check_classes(images.name, images.labels, images.classes)
+    check_classes(images.name, images.labels, images.classes, least)
     return images
 
 
@@ -298,6 +300,7 @@ def picture_set(
     classes, # names
     split=None, # (N,) strings
     camera=None, # (N,) integers
+    groups=None, # (N,) strings
     on_error='raise', # or 'skip' or 'later'
     tell=None, # with 'skip': (pictures read, of all) -> None
     **options, # of `ImageFiles`
@@ -306,10 +309,10 @@ def picture_set(
     check_choice('on_error', on_error, 'raise', *LENIENT)
     if not len(files):
         raise ValueError(f'{name}: expected pictures in {base}, found none')
-    check_classes(name, labels, classes)
+    check_classes(name, labels, classes, 1 if on_error == 'later' else 2)
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)
-    images = ImageSet(source, labels, classes, camera, split, name)
+    images = ImageSet(source, labels, classes, camera, split, name, groups)
     return without_broken(images, tell) if on_error == 'skip' else images
 
 # %% ../../nbs/31_data.readers.ipynb #8e4102da
@@ -445,7 +448,7 @@ def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
 
 def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
     "The known columns of a CSV; raises ValueError with the line of what is wrong"
-    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera')}
+    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
     for key in columns or {}:
         check_choice('columns', key, *called)
     called |= columns or {}
@@ -557,7 +560,7 @@ def read_csv(root=None, name=None, columns=None, images=None, **options) -> Imag
     path = Path(root).expanduser()
     labels, classes = table_classes(path, table)
     found = picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
-                        _cameras(path, table), **options)
+                        _cameras(path, table), table.get('group'), **options)
     found.columns = {'file': 'file', 'label': 'label'} | (columns or {})
     return found
 

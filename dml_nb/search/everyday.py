@@ -324,7 +324,7 @@ def train_embedder(
     embedder = new_embedder(images, arch, weights, dim, seed)
     loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
-    rule = {name: getattr(images, name) for name in ('depth', 'columns')
+    rule = {name: getattr(images, name) for name in ('depth', 'columns', 'group')
             if getattr(images, name) is not None}
     settings = dict(
         data=data, **rule, loss=loss_text(loss), body=arch,

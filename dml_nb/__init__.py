@@ -25,6 +25,7 @@ Modules:
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
+- `dml_nb.evaluation.relevance`: The measures of a ranking where items share labels, or are relevant by degrees.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
@@ -49,6 +50,7 @@ Modules:
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.proxies`: Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
+- `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.

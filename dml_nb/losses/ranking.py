@@ -268,11 +268,11 @@ class RankedList(PairLoss):
         d_pos, per_d_pos = root(2 - 2 * P)                               # (b, c), 0: no pair
         d_neg, per_d_neg = distances(N)                                  # (b, R), 1e15: no pair
         h_pos = d_pos - (alpha - self.margin)
-        h_neg = alpha - d_neg
+        h_neg = d_neg.neg_().add_(alpha)
         floor = self.eps * (pairs.n_pos + pairs.n_neg + 1)               # (b, 1)
         far, pull = weighted_average(h_pos, self.Tp, floor, self.detach)
         near, push = weighted_average(h_neg, self.Tn, floor, self.detach)
         B = pairs.batch.size
         value = ((1 - self.imbalance) * far + self.imbalance * near).sum(dtype=torch.float64) / B
-        pull = pull * per_d_pos * (-(1 - self.imbalance) / B)
-        return value, pairs.weights(pull, push * per_d_neg * (self.imbalance / B))
+        pull.mul_(per_d_pos).mul_(-(1 - self.imbalance) / B)
+        return value, pairs.weights(pull, push.mul_(per_d_neg).mul_(self.imbalance / B))

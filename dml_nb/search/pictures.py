@@ -178,8 +178,9 @@ def located(
         return base, files, [[*classes, ''][label] for label in labels]
     if kind == 'folder' and place.is_dir():
         base, lying = Folder(place), lying_in(place)[0]
-        say_not_read(base, ['/'.join(p) for p in lying])
         pictures = [p for p in lying if is_picture('/'.join(p))]
+        if pictures:
+            say_not_read(base, ['/'.join(p) for p in lying])
     elif kind == 'zip':
         base, pictures, _ = _files_and_folders(_Archive(place), rule['depth'])
     else:

@@ -125,11 +125,13 @@ def test_pictures_are_read_as_asked_for(folder, tmp_path):
     for i in range(10):
         shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
     told, kept = [], KeptPixels(tmp_path)
-    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2,
-                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept)
+    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L',
+                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept, rule={},
+                   group='folder')
+    asked |= asked.pop('rule') | dict(depth=2)
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
-    assert told == [] and images.source.kept is kept
+    assert told == [] and images.source.kept is kept and len(set(images.groups)) == 10
     asked |= dict(data=folder, depth=1, on_error='skip', kept=None)
     images = load_pictures(**asked)
     assert told == [(i + 1, 50) for i in range(50)]
@@ -288,8 +290,12 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
     kept = KeptPixels(tmp_path/'pixels')
     time.sleep(.2)                          # what has only just been written is not kept
-    index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
-                          kind='hnsw', tell=lambda *done: told.append(done), depth=2))
+    asked = all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
+                   kind='hnsw', tell=lambda *done: told.append(done), depth=2, columns={},
+                   images=folder)
+    with pytest.raises(TypeError, match='expected an option of folder'):
+        index_folder(**asked)
+    index_folder(**asked | dict(columns=None, images=None))
     assert len(kept.new) == 50
     index = EmbeddingIndex.open(tmp_path)
     assert index.kind == 'hnsw' and told == [(50, 50)]
@@ -323,22 +329,19 @@ def groups(tmp_path):
     return tmp_path/'photos'
 
 
-def test_classes_below_the_first_folders_are_pointed_at_and_taken(groups):
-    with pytest.warns(UserWarning, match='in 8 folders below. If those .*, --depth 2 .depth=2. '):
-        assert load_pictures(groups, 16).classes == ['group 0', 'group 1']
+def test_what_a_depth_merges_or_leaves_out_is_said(groups):
+    with pytest.warns(UserWarning, match='8 folders hold pictures; depth 1 makes 2 classes of them'):
+        assert load_pictures(groups, 16, depth=1).classes == ['group 0', 'group 1']
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        images = load_pictures(groups, 16, depth=2)
+        images = load_pictures(groups, 16)
+        assert load_pictures(groups, 16, depth=2).sha256() == images.sha256()
     assert len(images.classes) == 8 and images.classes[0] == 'group 0/class 0'
-    (groups/'group 0'/'broken.png').write_bytes(b'no picture')
-    with pytest.warns(UserWarning, match='8 folders below'):            # no hindrance
-        load_pictures(groups, 16)
-    (groups/'group 0'/'broken.png').unlink()
     for where in ('group 0', ''):
         shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/where/'high.png')
     with pytest.warns(UserWarning, match='2 pictures lie above .*, group 0/high.png first') as said:
         assert len(load_pictures(groups, 16, depth=2)) == 16
-    assert len(said) == 1
+    assert len(said) == 2 and 'leaves 1 out' in str(said[0].message)
     with pytest.raises(TypeError, match='depth: expected an option of digits'):
         load_pictures('digits', depth=2)
 
@@ -352,20 +355,23 @@ def test_the_depth_is_kept_with_the_training_and_the_network(groups, tmp_path):
     assert embedder.facts['depth'] == 2
     shutil.copytree(groups/'group 0'/'class 0', groups/'group 0'/'class 0'/'deeper')
     shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/'group 0'/'high.png')
-    index_folder(embedder, groups, tmp_path/'index')
+    with pytest.warns(UserWarning, match='get no label, 1 in all'):
+        index_folder(embedder, groups, tmp_path/'index')
     facts = EmbeddingIndex.open(tmp_path/'index').metadata()
     labels = {fact['path']: fact['label'] for fact in facts}
     assert labels['group 0/class 0/deeper/0.png'] == labels['group 0/class 0/0.png']
-    assert set(labels.values()) == {*images.classes, 'group 0'}
-    shallow = load_pictures(groups, (16, 16), mode='L')
+    assert set(labels.values()) == {*images.classes, ''}
+    with pytest.warns(UserWarning):
+        shallow = load_pictures(groups, (16, 16), mode='L', depth=1)
     with pytest.raises(ValueError, match='depth 2 there, 1 now'):
         train_embedder(shallow, tmp_path/'model', **settings)
 
 
-def test_a_record_of_before_there_was_a_depth_goes_on(vectors, groups, tmp_path):
+def test_a_record_of_before_there_was_a_depth_goes_on(vectors, tmp_path):
     settings = dict(out=tmp_path/'model', epochs=1, classes=4, per_class=2)
     record = train_embedder(vectors, **settings)
-    del record['settings']['depth']
+    assert not {'depth', 'columns'} & set(record['settings'])
+    record['settings']['depth'] = 1                         # as was once written for all data
     (tmp_path/'model'/'training.json').write_text(json.dumps(record))
     assert train_embedder(vectors, **settings) == record
     vectors = vectors.subset(range(len(vectors)))

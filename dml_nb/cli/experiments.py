@@ -116,7 +116,7 @@ def run_compare(
     )] = False,
     size:Annotated[int, typer.Option(
         min=5, help='Side in pixels to which the images of a folder are brought.')] = None,
-    depth:Depth = 1,
+    depth:Depth = 'leaf',
     threads:Annotated[int, typer.Option(
         min=1, help='Threads of torch; another number may change the last digits.')] = 1,
     fresh:Annotated[bool, typer.Option(
@@ -147,7 +147,7 @@ def run_compare(
         from dml_nb.data.sources import load_data, options_of
         taken = options_of(data)
         options = {} if size is None else dict(size=size)
-        if depth != 1:
+        if depth != 'leaf':
             options['depth'] = depth
         for name, value in options.items():
             if name not in taken:

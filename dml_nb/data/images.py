@@ -90,10 +90,27 @@ def _fitted(picture, size, fit):
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
 
+HEIF = {'.heic', '.heif'} # endings of what telephones write
+
+
+def reads_heif() -> bool:
+    "Whether such pictures can be read, which takes the extra `heif`"
+    if '.heic' not in Image.EXTENSION:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError:
+            return False
+        register_heif_opener()
+    return '.heic' in Image.EXTENSION
+
+
 @contextmanager
 def _opened(file):
     "A PIL image of a path or of a file in a zip, which is what has an `archive`"
-    with reading(file, 'expected a picture', 'it cannot be read'):
+    fault = 'it cannot be read'
+    if os.path.splitext(str(file))[1].lower() in HEIF and not reads_heif():
+        fault += ' without pip install "dml_nb[heif]"'
+    with reading(file, 'expected a picture', fault):
         content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
         with Image.open(content) as picture:
             yield picture
@@ -372,7 +389,9 @@ class ImageSet:
 
     pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
     skipped = () # names of the pictures that `on_error='skip'` left out
-    depth = 1 # of the folders that are its classes, as given to `load_data`
+    depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
+    group = None # what says its groups, as given to `load_pictures`
+    columns = None # of the table that says its classes, {'file': name, 'label': name}; None: of none
 
     def __init__(
         self,
@@ -382,6 +401,7 @@ class ImageSet:
         camera=None, # (N,) integers, or None
         split=None, # (N,) strings such as 'train' and 'test', or None
         name:str='images', # what `repr` calls it
+        groups=None, # (N,) strings: pictures of one burst or visit; '': of none; or None
     ):
         if not hasattr(images, 'raw'):
             images = Vectors(images) if np.ndim(images) == 2 else ImageArray(images)
@@ -391,7 +411,9 @@ class ImageSet:
         self.labels = as_labels(labels, len(images)).numpy().copy()
         self.camera = None if camera is None else np.asarray(camera)
         self.split = None if split is None else np.asarray(split)
-        for what, values in (('camera', self.camera), ('split', self.split)):
+        self.groups = None if groups is None else np.asarray(groups, dtype=str)
+        for what in ('camera', 'split', 'groups'):
+            values = getattr(self, what)
             if values is not None and values.shape != (len(self),):
                 raise ValueError(f'{what}: expected one value for each of the {len(self)} images, '
                                  'got '
@@ -423,7 +445,7 @@ def subset(
     if not indices.size and indices.dtype != bool:
         indices = indices.astype(np.int64)      # of [], numpy makes floats
     part = copy(self)
-    for key in ('index', 'labels', 'camera', 'split'):
+    for key in ('index', 'labels', 'camera', 'split', 'groups'):
         values = getattr(self, key)
         setattr(part, key, None if values is None else values[indices])
     if self.pairs is not None:
@@ -465,6 +487,7 @@ def __repr__(self:ImageSet):
         counts = zip(*np.unique(self.split, return_counts=True))
         parts.append(' + '.join(f'{n:,} {part}' for part, n in counts))
     if self.camera is not None: parts.append(f'{len(set(self.camera.tolist()))} cameras')
+    if self.groups is not None: parts.append(f"{len(set(self.groups.tolist()) - {''}):,} groups")
     if self.pairs is not None: parts.append(f'{len(self.pairs):,} pairs')
     if self.skipped: parts.append(f'{len(self.skipped):,} skipped')
     if keeps := getattr(self.source, 'keeps', str)(): parts.append(keeps)
@@ -473,10 +496,12 @@ def __repr__(self:ImageSet):
 # %% ../../nbs/30_data.images.ipynb #8c8c5497
 @patch
 def sha256(self:ImageSet) -> str: # 64 hexadecimal digits
-    "A fingerprint of labels, class names, cameras, splits and all stored pixels, in order."
+    "A fingerprint of labels, class names, cameras, splits, groups and all stored pixels, in order."
     arrays = [self.labels, self.camera, self.split] + ([] if self.pairs is None else [self.pairs])
     listed = [None if values is None else values.tolist() for values in arrays]
     facts = [self.classes, *listed, self.source.shape]
+    if self.groups is not None:
+        facts.append({'groups': self.groups.tolist()})
     found = hashlib.sha256(json.dumps(facts).encode())
     for i in self.index: found.update(hashlib.sha256(self.source.raw(i)).digest())
     return found.hexdigest()

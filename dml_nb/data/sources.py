@@ -38,7 +38,7 @@ SOURCES = {
     'cub-50': read_cub_50, 'cars196-train-crops': read_cars196_train_crops,
     'orl-faces': read_orl_faces,
 }
-_by_ending = {'.zip': 'zip', '.csv': 'csv', '.npy': 'features', '.npz': 'features',
+_by_ending = {'.zip': 'zip', '.csv': 'csv', '.tsv': 'csv', '.npy': 'features', '.npz': 'features',
               '.safetensors': 'features'}
 
 # %% ../../nbs/33_data.sources.ipynb #0a7f3ed6
@@ -85,8 +85,9 @@ def load_data(
 ) -> ImageSet:
     """Any of the sources by name.
 
-    A CSV has the columns file and label, and may have class_name, split and camera. The classes of
-    a folder or a zip are its folders, or with depth=2 the folders in those, and so on.
+    A CSV has the columns file and label, and may have class_name, split and camera. The class of a
+    picture in a folder or a zip is the folder in which it lies, called by its path, or with depth=1
+    the first folder of that path, with depth=2 the second in it, and so on.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""

@@ -324,12 +324,14 @@ def train_embedder(
     embedder = new_embedder(images, arch, weights, dim, seed)
     loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
+    rule = {name: getattr(images, name) for name in ('depth', 'columns', 'group')
+            if getattr(images, name) is not None}
     settings = dict(
-        data=data, depth=images.depth, loss=loss_text(loss), body=arch,
+        data=data, **rule, loss=loss_text(loss), body=arch,
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
         held_out=held_out, held_back=how, seed=seed, device=default_device().type)
-    facts = dict(data=data, depth=images.depth, loss=settings['loss'], held_back=how,
+    facts = dict(data=data, **rule, loss=settings['loss'], held_back=how,
                  versions=versions(), code=code_hash(), machine=machine())
     with one_writer(out):
         record = begin_record(out/'training.json', settings, fresh)

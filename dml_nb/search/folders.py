@@ -21,10 +21,11 @@ import torch
 from ..support.storage import one_writer, write_atomically
 from ..support.validate import check_number
 from ..data.images import small_jpeg
-from ..data.readers import class_of
-from ..training.embedding import Embedder, Pictures, _rows_of
+from ..data.readers import file_at
+from ..training.embedding import Embedder, _rows_of
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
+from .pictures import located
 
 # %% ../../nbs/58_search.folders.ipynb #3ec1ffec
 def embed_part(
@@ -81,39 +82,36 @@ def embed_readable(
 # %% ../../nbs/58_search.folders.ipynb #cf37bc2b
 def index_folder(
     embedder:Embedder,
-    folder, # of pictures, at any depth; or one file
+    folder, # of pictures, at any depth; or a zip or a table, as `load_data` takes it, or one file
     out, # folder of the index, made if need be
     kind:str='flat', # as in `EmbeddingIndex`
     tell=None, # (files done, of all) -> None
-    depth:int=None, # of the folders that are the labels; None: as in the embedder's training
+    depth=None, # of the folders that are the labels; None: as in the embedder's training
     kept=None, # `KeptPixels` of earlier commands, or None
-) -> dict: # pictures, skipped: {file: why}, root
+    columns=None, # what those of a table are called; None: as in the embedder's training
+    images=None, # where the pictures of a table lie; None: beside it
+) -> dict: # pictures, skipped: {file: why}, root, first: a picture
     """Embed every picture and write the index with the embedder, replacing one that is there.
+    Warns where labels are decided by another rule than those of the embedder's training.
 
     Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture, `OSError`
     naming a file that cannot be written, or the process that is writing there."""
-    root = Path(folder).expanduser().resolve()
-    if not root.exists():
-        raise FileNotFoundError(f'images: expected a folder of pictures, got {folder}, and '
-                                'there is no such folder')
-    files = Pictures(root, None, None, 'cut').items
-    if not files:
-        raise ValueError(f'images: expected pictures in {folder}, found none')
     facts = getattr(embedder, 'facts', {})
-    depth = facts.get('depth', 1) if depth is None else depth
-    check_number('depth', depth, lo=1, integer=True)
     with one_writer(out):
+        base, names, labels = located(folder, facts, depth=depth, columns=columns, images=images)
+        if not names:
+            raise ValueError(f'images: expected pictures in {folder}, found none')
+        base.path = base.path.resolve()
+        files = [base[name] for name in names]
         z, fine, skipped = embed_readable(embedder, files, tell=tell, kept=kept)
-        base = root if root.is_dir() else root.parent
         index = EmbeddingIndex(z.shape[1], kind, embedder)
-        places = [file.relative_to(base) for file in fine]
-        index.add(z, metadata=[
-            dict(path=place.as_posix(), label='/'.join(class_of(place.parts[:-1], depth)))
-            for place in places])
+        index.add(z, metadata=[dict(path=name, label=label)
+                               for file, name, label in zip(files, names, labels)
+                               if file not in skipped])
         index._pictures = dict(root=str(base), network=embedder.config, facts=facts)
         index._weights = tensor_bytes(embedder.state_dict())
         index.save(out)
-    return dict(root=str(base), pictures=len(fine),
+    return dict(root=str(base), pictures=len(fine), first=str(fine[0]),
                 skipped={str(file): why for file, why in skipped.items()})
 
 # %% ../../nbs/58_search.folders.ipynb #8576df76
@@ -133,7 +131,7 @@ def open_search(
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def search_folder(
     out, # folder from `index_folder`
-    images, # files, or one
+    images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
     k:int=10, # answers for each
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, a query itself left out.
@@ -143,13 +141,13 @@ def search_folder(
     check_number('k', k, lo=1, integer=True)
     index, embedder, root = open_search(out)
     images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
-    queries = [Path(image).expanduser().resolve() for image in images]
+    queries = [file_at(Path(image).expanduser().resolve()) for image in images]
     similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1)
     answers = []
     for query, row, numbers in zip(queries, similarities.tolist(), ids):
         found = []
         for similarity, fact in zip(row, index.metadata(numbers)):
-            if fact is not None and (root/fact['path']).resolve() != query:
+            if fact is not None and str((root/fact['path']).resolve()) != str(query):
                 path = str(root/fact['path'])
                 found.append(dict(path=path, label=fact['label'], similarity=similarity))
         answers.append(dict(query=str(query), found=found[:k]))
@@ -192,7 +190,7 @@ def search_page(
 
     def figure(file, *lines):
         name = html.escape(Path(file).name)
-        picture = base64.b64encode(small_jpeg(file)).decode()
+        picture = base64.b64encode(small_jpeg(file_at(file))).decode()
         text = '<br>'.join(html.escape(line) for line in lines)
         return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
                 f'<figcaption>{text}</figcaption></figure>')

@@ -1,6 +1,7 @@
 """Read what people have, leave out what cannot be read, hold back whole classes.
 
 `load_pictures` reads pictures as people have them, and leaves out and names what cannot be read.
+`rule_for` has the classes decided as in the training, or says that they are not.
 `hold_back` says what to train on and what to judge by. [Training](58_search.everyday.ipynb) and
 the commands begin with these. Neither loads fastai, so a command that measures starts soon.
 
@@ -14,15 +15,79 @@ __all__ = []
 # %% ../../nbs/57_search.pictures.ipynb #1871424d
 import json
 import os
+import re
 import warnings
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import copy
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from ..support.validate import check_number
-from ..data.images import ImageSet
-from ..data.sources import load_data, options_of
+from ..data.classes import (
+    LEAF, check_depth, classes_of, is_picture, lying_in, say_not_read)
+from ..data.images import ImageSet, _opened
+from ..data.readers import (
+    Folder, _Archive, _files_and_folders, table_classes, table_places)
+from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import split_by_class, split_by_image
+
+# %% ../../nbs/57_search.pictures.ipynb #df039fb7
+def is_said_by_files(group) -> bool:
+    "Is that no column of a table?"
+    return group == 'folder' or group.partition(':')[0] in ('time', 'name')
+
+
+def taken_at(file) -> float: # seconds, or None
+    "When a picture was taken, by its EXIF tags"
+    with suppress(ValueError, OSError), _opened(file) as picture:
+        exif = picture.getexif()
+        said = exif.get_ifd(0x8769).get(36867) or exif.get(306)         # taken, or changed
+        return datetime.strptime(str(said), '%Y:%m:%d %H:%M:%S').timestamp()
+
+
+def by_time(files, seconds) -> list: # of N names of groups
+    "A group ends where nothing follows for so long. Warns of pictures that do not say their time."
+    with ThreadPoolExecutor() as pool:
+        times = list(pool.map(taken_at, files))
+    names, last, name = [''] * len(files), None, ''
+    for i in sorted((i for i, t in enumerate(times) if t is not None), key=times.__getitem__):
+        if last is None or times[i] - last > seconds:
+            name = f'{times[i]:.0f}'
+        names[i], last = name, times[i]
+    if '' in names:
+        warnings.warn(f'{names.count(""):,} of {len(files):,} pictures do not say when they were '
+                      'taken and are in no group', stacklevel=4)
+    return names
+
+
+def groups_of(
+    files, # of pictures
+    group:str, # 'folder', 'time', 'time:SECONDS' (30) or 'name:REGULAR EXPRESSION'
+) -> list: # of N names, '' for none
+    "Which pictures belong together. Raises `ValueError` for anything else."
+    how, _, detail = group.partition(':')
+    paths = [PurePosixPath(str(file)) for file in files]
+    if group == 'folder':
+        return [str(path.parent) for path in paths]
+    with suppress(ValueError, re.error):
+        if how == 'time':
+            return by_time(files, float(detail or 30))
+        if how == 'name' and detail:
+            found = [*map(re.compile(detail).search, (path.name for path in paths))]
+            return ['' if each is None else each.group() for each in found]
+    raise ValueError("group: expected folder, time, time:SECONDS, name:REGULAR EXPRESSION or a "
+                     f'column of a table, got {group!r}')
+
+
+def files_of(images) -> list:
+    "Of each picture of a set. Raises `ValueError` where there are none."
+    paths = getattr(images.source, 'paths', None)
+    if paths is None:
+        raise ValueError(f'group: expected pictures in files, {images.name} has none')
+    return [paths[i] for i in images.index]
 
 # %% ../../nbs/57_search.pictures.ipynb #ead82caf
 def load_pictures(
@@ -30,46 +95,130 @@ def load_pictures(
     size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
     fit:str='squash', # how files get that size
     mode:str=None, # 'L' for grey files
-    depth:int=1, # of the folders that are the classes: 2 for photos/GROUP/CLASS
     tell=None, # (pictures read, of all) -> None
     on_error:str='skip', # 'later': faulty pictures are left out by whoever reads them
     kept=None, # `KeptPixels` of earlier commands, or None
+    group:str=None, # what says which pictures belong together, as in `groups_of`
+    **rule, # what says the classes: depth=, columns=, images=; None: by default
 ) -> ImageSet:
-    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
-    the folders of the classes. Raises as `load_data`."""
+    "Like `load_data`, leaving out what cannot be read. Raises as `load_data`."
     taken = options_of(data)
-    from_files = 'fit' in taken
-    folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error=on_error, mode=mode,
-                  tell=tell, kept=kept)
+    if group is not None and 'columns' in taken and not is_said_by_files(group):
+        rule['columns'] = (rule.get('columns') or {}) | {'group': group}
+    wanted = dict(size=size or (128 if 'fit' in taken else None), fit=fit, on_error=on_error,
+                  mode=mode, tell=tell, kept=kept)
     options = {name: value for name, value in wanted.items()
                if value is not None and (name in taken or name == 'size')}
-    if depth != 1:
-        options['depth'] = depth
+    options |= {name: value for name, value in rule.items() if value is not None}
     images = load_data(data, **options)
-    if from_files and folder.is_dir():
-        warn_of_depth(images, folder)
+    if group is not None:
+        images = copy(images)
+        images.group = group
+        if images.groups is None or is_said_by_files(group):
+            images.groups = np.array(groups_of(files_of(images), group))
     return images
 
+# %% ../../nbs/57_search.pictures.ipynb #a8df1a79
+def rule_text(
+    depth=None, # of folders
+    columns=None, # of a table
+    **other, # whatever says nothing about classes
+) -> str: # '' for neither
+    if columns: return f"by the column {columns['label']} of a table"
+    return f'by folders, at depth {depth}' if depth else ''
 
-def warn_of_depth(
-    images:ImageSet,
-    folder:Path, # of the folders of the classes, or of their groups
-):
-    "Warns where folders of folders were taken for classes."
-    read = [Path(images.source.paths[i]) for i in images.index]
-    places = [path.relative_to(folder).parts[:-1] for path in read]
-    depth = min(map(len, places))
-    deeper = {place[:depth] for place in places}
-    names = {place[-1] for place in deeper}
-    if depth > images.depth and len(names) == len(deeper) > len(images.classes):
-        warnings.warn(
-            f'{folder}: its {len(images.classes):,} folders are taken for the classes '
-            f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
-            f'{len(deeper):,} folders below. If those are the classes, --depth {depth} '
-            f'(depth={depth}) takes those', stacklevel=3)
+
+def rule_for(
+    data, # as `load_data` takes it
+    facts:dict, # of an embedder
+    **given, # depth=, columns=, images=, group=; None: as in the training
+) -> dict: # options of `load_pictures`
+    "What decides the classes. Warns where it is not what decided them in the training."
+    taken = options_of(data)
+    rule = {name: value for name, value in given.items() if value is not None}
+    now = {}
+    if 'depth' in taken:
+        now = dict(depth=rule.setdefault('depth', facts.get('depth') or LEAF))
+    elif 'columns' in taken:
+        now = dict(columns={'file': 'file', 'label': 'label'} | (facts.get('columns') or {})
+                   | rule.get('columns', {}))
+        rule |= now
+    if facts.get('group') and 'fit' in taken:
+        rule.setdefault('group', facts['group'])
+    then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns')})
+    if now and then and rule_text(**now) != then:
+        warnings.warn(f'{data}: its classes are decided {rule_text(**now)}; those that the model '
+                      f'was trained with were decided {then}', stacklevel=3)
+    return rule
+
+# %% ../../nbs/57_search.pictures.ipynb #a54f9543
+def located(
+    data, # a folder, a zip or a table as `load_data` takes it, or one picture
+    facts:dict, # of an embedder
+    **given, # as in `rule_for`
+) -> tuple: # `Folder` or archive, N names in it, N labels; '' for a picture without a class
+    """Where pictures lie, and the classes that `load_pictures` would give them. Raises as that, and
+    `FileNotFoundError` for no such place."""
+    kind, path = '', os.fspath(data)
+    with suppress(ValueError):                              # of one picture, or nothing
+        kind, path = name_and_path(data)
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise FileNotFoundError(f'images: expected a folder, a zip or a table of pictures, got {data}, '
+                                'and there is no such place')
+    if is_picture(place.name) and place.is_file():
+        return Folder(place.parent), [place.name], ['']
+    rule = rule_for(data, facts, **given) if kind else {}
+    rule.pop('group', None)                                 # of which an index knows nothing
+    for name in rule.keys() - set(options_of(data)):
+        raise TypeError(f'{name}: expected an option of {kind}, got {name}={rule[name]!r}')
+    if kind == 'csv':
+        base, files, table = table_places(place, **rule)
+        labels, classes = table_classes(place, table)
+        return base, files, [[*classes, ''][label] for label in labels]
+    if kind == 'folder' and place.is_dir():
+        base, lying = Folder(place), lying_in(place)[0]
+        pictures = [p for p in lying if is_picture('/'.join(p))]
+        if pictures:
+            say_not_read(base, ['/'.join(p) for p in lying])
+    elif kind == 'zip':
+        base, pictures, _ = _files_and_folders(_Archive(place), rule['depth'])
+    else:
+        raise ValueError(f'images: expected a folder, a zip or a table of pictures, got {data}')
+    check_depth('depth', rule['depth'])
+    labels = ['/'.join(c) for c in classes_of(base, pictures, rule['depth'])]
+    if '' in labels and any(labels):
+        first = '/'.join(pictures[labels.index('')])
+        warnings.warn(f'{base}: pictures above the folders of classes get no label, '
+                      f'{labels.count(""):,} in all, {first} first', stacklevel=3)
+    return base, ['/'.join(p) for p in pictures], labels
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
+def split_by_group(labels, groups, share, seed) -> tuple: # train, valid: indices
+    "As `split_by_image`, but whole groups of each class; one at least stays in training"
+    units = np.where(groups == '', [f'alone {i}' for i in range(len(groups))], groups)
+    rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    for c in np.unique(labels[labels >= 0]):
+        of_class = labels == c
+        for unit in rng.permutation(np.unique(units[of_class]))[1:]:
+            if (held & of_class).sum() < share * of_class.sum():
+                held |= of_class & (units == unit)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def without_groups(train, valid) -> ImageSet:
+    "What may train: no picture of a group in which there is one that judges. Says how many go."
+    both = np.isin(train.groups, list({*valid.groups.tolist()} - {''}))
+    rest = train.labels[~both]
+    if len(np.unique(rest[rest >= 0])) < 2:
+        raise ValueError(f'group: expected pictures of two classes that are in no group of those '
+                         f'held back, got {len(rest):,} pictures')
+    if both.any():
+        warnings.warn(f'{train.name}: {both.sum():,} pictures are of groups that are held back in part '
+                      'and do not train', stacklevel=4)
+    return train.subset(~both)
+
+
 def hold_back(
     images:ImageSet,
     share:float=.2, # of the classes, or of the pictures of each
@@ -86,11 +235,15 @@ def hold_back(
         how = 'split'
     elif len(present) < 4:
         parts, how = split_by_image(images.labels, share, seed), 'image'
+        if images.groups is not None:
+            parts = split_by_group(images.labels, images.groups, share, seed)
     else:
         away = min(max(2, round(share * len(present))), len(present) - 2)
         order = np.random.default_rng(seed).permutation(present)
         parts, how = split_by_class(images.labels, np.sort(order[away:])), 'class'
     train, valid = (images.subset(part) for part in parts)
+    if images.groups is not None:
+        train = without_groups(train, valid)
     counts = np.unique(valid.labels[valid.labels >= 0], return_counts=True)[1]
     if counts.max(initial=0) < 2:
         raise ValueError(f'data: expected two pictures of a class among those held back, of '

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from ..core import unit
 from ..data.images import (
     ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, sides_of)
-from ..data.readers import is_picture
+from ..data.classes import is_picture, lying_in
 from ..support.validate import check_choice, check_number
 from dml_nb.training.networks import (
     USUAL_SIDES, ClassToken, NormalizedBody, create_network, fill, fill_folded, find_weights, fold,
@@ -373,6 +373,11 @@ def in_unit_range(
     return x.float()
 
 # %% ../../nbs/50_training.embedding.ipynb #b4f9eede
+def is_file(item) -> bool:
+    "Is that the name of a file, or a file in a zip?"
+    return isinstance(item, (str, os.PathLike)) or hasattr(item, 'archive')
+
+
 class Pictures:
     "The pictures for `embed`, as a list. `read(i)` is (C, H, W), or a vector."
 
@@ -391,7 +396,7 @@ class Pictures:
         self.items = self.listed(images)
         self.of_set = isinstance(getattr(self.items, 'source', None), ImageFiles)
         self.of_files = self.of_set or isinstance(self.items, (list, tuple)) and all(
-            isinstance(item, (str, os.PathLike)) for item in self.items)
+            map(is_file, self.items))
 
     def __len__(self):
         return len(self.items)
@@ -402,8 +407,7 @@ class Pictures:
             path = Path(images).expanduser()
             if not path.is_dir():
                 return [path]
-            files = [p for p in sorted(path.rglob('*')) if p.is_file()]
-            return [p for p in files if is_picture(p.relative_to(path).as_posix())]
+            return [path.joinpath(*p) for p in lying_in(path)[0] if is_picture('/'.join(p))]
         if isinstance(images, Image.Image):
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):
@@ -430,8 +434,9 @@ def read(self:Pictures, i):
     if isinstance(item, tuple):
         item = item[0]                                  # of a data set: picture and label
     mode, size, fit = self.as_file
-    if isinstance(item, (str, os.PathLike)):
-        pixels = self.decode(Path(item).expanduser(), sides_of(size), mode, fit)
+    if is_file(item):
+        path = item if hasattr(item, 'archive') else Path(item).expanduser()
+        pixels = self.decode(path, sides_of(size), mode, fit)
         return in_unit_interval(pixels)
     if isinstance(item, Image.Image):
         return from_pil(item, mode, size, fit)

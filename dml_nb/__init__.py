@@ -9,8 +9,11 @@ Modules:
 - `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
 - `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
+- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and what it merges is said in numbers
+- `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+- `dml_nb.data.pixels`: Pictures that one command decoded and resized are read by the next from a bounded folder.
 - `dml_nb.data.readers`: What most people have becomes an `ImageSet`, and every mistake in it is named
 - `dml_nb.data.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
 - `dml_nb.data.sources`: `load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
@@ -22,6 +25,7 @@ Modules:
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
+- `dml_nb.evaluation.relevance`: The measures of a ranking where items share labels, or are relevant by degrees.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
@@ -46,6 +50,7 @@ Modules:
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.proxies`: Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
+- `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
@@ -63,9 +68,11 @@ Modules:
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
+- `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
 - `dml_nb.support.validate`: One form of message for every argument that does not fit
+- `dml_nb.training.bodies`: SqueezeNet and ResNet as torchvision has them, to be filled from a file without it.
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,15 +26,16 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, everyday, folders
+from dml_nb.search import browser as pages, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app, main
-from dml_nb.training import Embedder, create_embedder, save_embedder
+from dml_nb.training import create_embedder, embedding, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
 
 command = [sys.executable, '-c', 'from dml_nb.cli import main; main()']
-small = ['compare', '--losses', 'multi_similarity', '--epochs', '1', '--no-turn']
+small = ['compare', '--data', 'digits', '--losses', 'multi_similarity']
+small += ['--epochs', '1', '--no-turn']
 heavy = ['torch', 'torchvision', 'fastai', 'sklearn', 'matplotlib', 'sympy', 'numpy']
 against_hanging = 500       # seconds; nothing is asserted about time
 
@@ -182,8 +184,8 @@ mistakes = {
     'loss': (['--losses', 'tripet'],
              'dml: --losses: expected a known name, got tripet; did you mean triplet? Known are con'),
     'data': (['--data', 'imagenet'], 'digits', 'imagenet'),
-    'no size': (['--size', '8'], '--size', 'digits'),
-    'no depth': (['--depth', '2'], '--depth', 'digits'),
+    'no size': (['--data', 'digits', '--size', '8'], '--size', 'digits'),
+    'no depth of what is taken without a name': (['--depth', '2'], '--depth', '--data glyphs'),
 }
 
 
@@ -276,6 +278,17 @@ def test_help_imports_nothing_heavy(words, said):
         [sys.executable, '-c', probe, *words], capture_output=True, text=True,
         timeout=against_hanging)
     assert run.returncode == 0 and said in run.stdout and run.stderr == '\n'
+
+
+@pytest.mark.long
+def test_commands_that_do_not_train_load_no_library_for_it(drawings, tmp_path):
+    save_embedder(create_embedder('squeezenet1_1', size=32, seed=0), tmp_path/'model')
+    picture = next(drawings.rglob('*.png'))
+    for words in (['evaluate', 'model', drawings], ['index', 'model', drawings, '--out', 'index'],
+                  ['search', 'index', picture]):
+        run = subprocess.run([sys.executable, '-c', probe, *map(str, words)], cwd=tmp_path,
+                             capture_output=True, text=True, timeout=against_hanging)
+        assert run.returncode == 0 and run.stderr.splitlines()[-1] == 'numpy torch', run.stderr
 
 
 shell = f"{shlex.quote(sys.executable)} -c 'from dml_nb.cli import main; main()'"
@@ -386,13 +399,13 @@ def test_a_full_disk_names_the_file_and_leaves_no_part(file, whole, tmp_path, dm
 
 @pytest.fixture(scope='module')
 def drawings(tmp_path_factory):
-    "A folder as people have them: nested, odd names, several sizes, one file that is no picture"
+    "A folder as people have them: odd names, several sizes, one file that is no picture"
     root = tmp_path_factory.mktemp('drawings')/'my "drawings" né'
     for i in range(160):
-        place = root/f'class {i % 8}'/('old' if i % 3 else 'new, better')
+        place = root/f'class {i % 8}, better'
         place.mkdir(parents=True, exist_ok=True)
         Image.new('L', (20 + i % 5, 24), 20 * (i % 8) + i % 7).save(place/f'#{i} %20 é.png')
-    (root/'class 1'/'broken.jpg').write_bytes(b'no picture')
+    (root/'class 1, better'/'broken.jpg').write_bytes(b'no picture')
     return root
 
 
@@ -403,11 +416,13 @@ def train_words(drawings, out, *more):
 
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
-             '--dim 7 --size 20 --grey --depth 3 --epochs 6 --patience 2 --classes 5 --per-class 3 '
+             '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
+             '--epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
-    'evaluate': 'model photos --part held-out --classes 2 --depth 4 --json',
-    'embed': 'model photos --out new/z.npz --depth 4 --json',
-    'index': 'model photos --out out --kind hnsw --depth 4 --json',
+    'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
+                '--column label=kind --images x --group folder --json',
+    'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
+    'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
@@ -473,16 +488,22 @@ def model(tmp_path):
     return made
 
 
+def ruled(depth, **more):
+    "What was typed of the classes"
+    return dict(depth=depth, columns={'label': 'kind'}, images='x') | more
+
+
 reached = {'epoch': 1, 'loss': .5, 'recall@1': .75, 'map@r': .5}
 
 
 def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     record = dict(best=reached, before=reached, curve=[reached])
-    reading = arriving(everyday, 'load_pictures', shades)
+    reading = arriving(pictures, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
     assert json.loads(pressed('train').stdout) == record
     reading.pop('tell')(1, 24)
-    assert reading == dict(data='digits', size=20, mode='L', depth=3)
+    assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
+    assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3), group='folder')
     loss, tell = training['loss'](5, 7), training['tell']
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
@@ -494,37 +515,43 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert not training['fresh'] and not training['tell'].quiet and reading['mode'] is None
     assert not training['tell'].bar.console.stderr
     assert 'stopped after epoch 1: no better result for 2' in said
-    assert said.endswith('the model is in out; next: dml index out digits\n')
+    assert said.endswith('the model is in out; next: dml evaluate out digits --part held-out\n')
 
 
-def test_evaluate_passes_every_option_on(pressed, arriving, shades, model):
+def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
+    (tmp_path/'others').mkdir()
     judges = shades.subset(shades.labels != 1)
-    reading = arriving(everyday, 'load_pictures', shades)
-    asking = arriving(everyday, 'held_back_of', judges)
+    reading = arriving(pictures, 'load_pictures', shades)
+    asking = arriving(pictures, 'held_back_of', judges)
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=4)
+    assert reading.pop('kept').folder == Path('model/pixels')
+    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+                           on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
     text = pressed('evaluate', '--json', '--depth', '4').stdout
-    assert reading['depth'] == 3                            # as the model was trained
-    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
+    assert reading['rule']['depth'] == 3                            # as the model was trained
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
+                           'pictures of 4 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
 
 
-@pytest.mark.parametrize('part, pictures', [('train', 12), ('rest', 12), ('all', 24)])
-def test_a_part_to_measure_on(part, pictures, dml, arriving, shades, model, tmp_path):
-    arriving(everyday, 'load_pictures', shades)
+@pytest.mark.parametrize('part, count', [('train', 12), ('rest', 12), ('all', 24)])
+def test_a_part_to_measure_on(part, count, dml, arriving, shades, model, tmp_path):
+    arriving(pictures, 'load_pictures', shades)
     words = [tmp_path/'model', tmp_path/'photos', '--part', part, '--json']
     found = json.loads(dml('evaluate', *words).stdout)
-    assert (found['part'], found['pictures']) == (part, pictures)
+    assert (found['part'], found['pictures']) == (part, count)
 
 
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
-    reading = arriving(everyday, 'load_pictures', shades)
+    reading = arriving(pictures, 'load_pictures', shades)
     found = json.loads(pressed('embed').stdout)
     reading.pop('tell')(1, 24)
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', depth=4)
+    assert reading.pop('kept').folder == Path('model/pixels')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+                           on_error='later')
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
     assert np.array_equal(written['features'], model.embed(shades, progress=False).numpy())
@@ -533,7 +560,7 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
-    answer = dict(root='photos', pictures=9, skipped={'x.png': 'x.png is none'})
+    answer = dict(root='photos', pictures=9, first='photos/a b.png', skipped={'x.png': 'x.png is none'})
     making = arriving(folders, 'index_folder', answer)
     run = pressed('index')
     assert json.loads(run.stdout) == dict(answer, index='out')
@@ -542,9 +569,10 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     embedder = making.pop('embedder')
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
-    assert making == dict(folder='photos', kind='hnsw', depth=4)
+    assert making.pop('kept').folder == Path('model/pixels')
+    assert making == dict(folder='photos', kind='hnsw', **ruled(4))
     text = pressed('index', '--json').stdout
-    assert text == '9 pictures are in out, 1 left out; next: dml search out PICTURE\n'
+    assert text == '9 pictures are in out, 1 left out; next: dml search out \'photos/a b.png\'\n'
 
 
 @pytest.fixture
@@ -683,7 +711,7 @@ def test_ctrl_c_before_training(tmp_path, dml, monkeypatch):
     def stop(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(everyday, 'load_pictures', stop)
+    monkeypatch.setattr(pictures, 'load_pictures', stop)
     is_one_line(dml('train', 'digits', '--out', tmp_path), 'before training began', status=130)
 
 
@@ -748,7 +776,7 @@ def test_each_command_that_writes_refuses_a_second_one(
         monkeypatch.setattr(place, name, lambda *given, **named: pytest.fail('it began'))
 
     for place, function in ((everyday, 'train_embedder'), (folders, 'embed_readable'),
-                            (Embedder, 'embed'), (compare, 'run_all'),
+                            (embedding, '_rows_of'), (compare, 'run_all'),
                             (Exhibit, 'reproduce'), (benchmark, 'bench')):
         begin(place, function)
     arriving(data, 'load_data', shades)
@@ -880,7 +908,7 @@ def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml
         client = TestClient(pages.create_app(pages.Collection(photos/'ix')))
         assert client.get('/thumb/7').status_code == 200
         assert dml('search', photos/'ix', next(photos.rglob('#0*.png')), '--html',
-                   photos/'class 0'/'like.html').returncode == 0
+                   photos/'class 0, better'/'like.html').returncode == 0
         measured = dml('evaluate', photos/'model', photos, '--json')
         assert json.loads(measured.stdout)['pictures'] == 160
         assert '2 folders hold no pictures and will not be read, ix first' in measured.stderr
@@ -889,7 +917,7 @@ def test_output_inside_of_the_pictures_holds_no_pictures(drawings, tmp_path, dml
 def test_a_class_may_be_called_minus_one(tmp_path, dml, arriving, shades, model):
     images = data.ImageSet(shades.source, np.where(shades.labels == 3, -1, shades.labels),
                            ['-1', 'b', 'c'])
-    arriving(everyday, 'load_pictures', images)
+    arriving(pictures, 'load_pictures', images)
     words = tmp_path/'model', tmp_path/'photos', '--out', tmp_path/'z.npz'
     assert dml('embed', *words).returncode == 0
     again = data.load_data(tmp_path/'z.npz')
@@ -937,8 +965,8 @@ def test_pictures_are_brought_to_size_as_the_model_was_made_for(fit, drawings, t
     save_embedder(model, tmp_path/'model')
     done = dml('embed', tmp_path/'model', drawings, '--out', tmp_path/'z.npz')
     assert done.returncode == 0, done.stderr
-    pictures = everyday.load_pictures(drawings, (16, 16), fit, 'L')
-    wanted = model.embed(pictures, progress=False).numpy()
+    images = pictures.load_pictures(drawings, (16, 16), fit, 'L')
+    wanted = model.embed(images, progress=False).numpy()
     assert np.array_equal(np.load(tmp_path/'z.npz')['features'], wanted)
 
 
@@ -950,8 +978,11 @@ def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
         Image.new('L', (16, 16), 30 * (i % 8) + i % 7).save(place/f'{i}.png')
     classes = {f'group {i % 2}/class {i}' for i in range(8)}
     words = train_words(photos, tmp_path/'model', '--epochs', 1)
-    assert ' 6 classes train ' in dml(*words, '--depth', 2).stdout
-    assert is_one_line(dml(*words[:-2], '--epochs', 1, '--depth', 1), 'depth 2 there, 1 now')
+    made = dml(*words, '--depth', 2)
+    assert ' 6 classes train ' in made.stdout and '16 folders hold pictures; depth 2 makes 8 classes '\
+        'of them' in made.stderr
+    refused = dml(*words[:-2], '--epochs', 1)
+    assert is_one_line(refused, "depth 2 there, 'leaf' now")
     measured = dml('evaluate', tmp_path/'model', photos)
     assert 'photos, all: 48 pictures of 8 classes' in measured.stdout
     assert 'see --part held-out' in measured.stderr
@@ -963,6 +994,7 @@ def test_the_depth_of_the_training_is_that_of_all_that_follows(dml, tmp_path):
     (photos/'table.csv').write_text('\n'.join(['file,label', *rows]))
     of_a_table = dml('evaluate', tmp_path/'model', photos/'table.csv')
     assert 'table, all: 48 pictures of 8 classes' in of_a_table.stdout, of_a_table.stderr
+    assert 'were decided by folders, at depth 2' in of_a_table.stderr
 
 
 def test_a_depth_is_refused_where_it_means_nothing(tmp_path, dml):
@@ -988,6 +1020,6 @@ def test_what_was_written_stays_when_the_rest_fails(tmp_path, dml, monkeypatch):
         (tmp_path/'a'/'b'/'notes.txt').write_text('mine')
         raise ValueError('no')
 
-    monkeypatch.setattr(everyday, 'load_pictures', stop)
+    monkeypatch.setattr(pictures, 'load_pictures', stop)
     assert is_one_line(dml('train', 'digits', '--out', tmp_path/'a'/'b'), 'no')
     assert (tmp_path/'a'/'b'/'notes.txt').read_text() == 'mine'

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_nb.training import distributed
 from dml_nb.losses import (
-    CIT, DCDL, DRO, DROKL, AdaptedTriplet, BatchHard, Binomial, ClassDiscrepancy,
-    DistanceWeighted, DROTopK, HardTriplets, MultiSimilarity, RandomTriplets, SelectionBias,
-    SemiHard, Triplet)
+    CIT, DCDL, DRO, DROKL, AdaptedTriplet, Angular, BatchHard, Binomial, CentroidTriplet,
+    ClassDiscrepancy, DistanceWeighted, DROTopK, Graded, HardTriplets, Levels, MultiSimilarity,
+    RandomTriplets, SelectionBias, SemiHard, Shares, Triplet)
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.losses.dro import MarginPair
 from dml_nb.losses.uncertainty import ChiSquareBall, KLBall, PhiBall, TopK, VariancePenalty
@@ -164,6 +164,55 @@ def check_matrix(rank, world):
     z = apart(mine(x, rank, world))
     found = distributed(MultiSimilarity())(z, mine(matrix, rank, world))
     same_step(found, value, net, wanted)
+
+
+def structured_labels(kind, labels, columns):
+    "Sets of two neighbours, levels, or relevances of the rows of all ranks with some columns"
+    classes = labels.clamp(min=0)
+    if kind is Shares:
+        table = nn.functional.one_hot(classes, 7) + nn.functional.one_hot((classes + 1) % 7, 7)
+        return (table > 0) & (labels >= 0)[:, None]
+    if kind is Levels:
+        return torch.stack([labels, torch.where(labels < 0, -1, labels // 2)], 1)
+    return 1 / (1 + (labels[:, None] - columns).abs()).double()
+
+
+def check_structure(rank, world, kind, inner=MultiSimilarity, block=None, with_references=False):
+    "Sets, levels and relevances, in a batch with itself and against references"
+    def make():
+        return kind(inner(block=block), *([[1., .5]] if kind is Levels else []))
+
+    x, labels, net = batch(world)
+    given, options = labels, {}
+    if with_references:
+        given = torch.randint(6, (13,), generator=seeded())
+        ref = torch.randn(13, 8, generator=seeded(), dtype=torch.float64)
+        ref_labels = None if kind is Graded else structured_labels(kind, given, given)
+        options = dict(ref=ref, ref_labels=ref_labels)
+    y = structured_labels(kind, labels, given)
+    value, wanted = one_process(make, x, y, net, **options)
+    apart = DistributedDataParallel(net)
+    found = distributed(make())(apart(mine(x, rank, world)), mine(y, rank, world), **options)
+    same_step(found, value, net, wanted)
+
+
+def check_structured_memory(rank, world):
+    "Levels in a memory"
+    from dml_nb.training import CrossBatchMemory
+    x, labels, net = batch(world)
+    y = structured_labels(Levels, labels, labels)
+    one, many = (CrossBatchMemory(Levels(MultiSimilarity(), [1., .5]), 100) for _ in range(2))
+    apart, many = DistributedDataParallel(net), distributed(many)
+    for step in range(2):
+        z = net(x + step)
+        value = one.loss(z, y, *one.references(z, y))
+        value.backward()
+        one.store(z.detach(), y)
+        wanted = gradients(net)
+        net.zero_grad()
+        same_step(many(apart(mine(x, rank, world) + step), mine(y, rank, world)), value, net, wanted)
+        net.zero_grad()
+    assert torch.equal(many.loss.labels, one.labels)
 
 
 def check_tuples(rank, world, make, several):
@@ -408,6 +457,16 @@ CHECKS = {name: partial(check_loss, make=make) for name, make in CASES.items()} 
     'references in blocks': partial(check_references, make=partial(MultiSimilarity, block=4)),
     'references of top-K': partial(check_references, make=partial(DROTopK, 20)),
     'a matrix of labels': check_matrix,
+    'sets': partial(check_structure, kind=Shares),
+    'sets and references': partial(check_structure, kind=Shares, with_references=True),
+    'levels in blocks': partial(check_structure, kind=Levels, block=3),
+    'levels and statistics': partial(check_structure, kind=Levels, inner=partial(DROTopK, 20)),
+    'levels and references': partial(check_structure, kind=Levels, with_references=True),
+    'levels of a loss of classes': partial(check_structure, kind=Levels, inner=CentroidTriplet),
+    'levels by angles': partial(check_structure, kind=Levels, inner=Angular),
+    'relevances': partial(check_structure, kind=Graded),
+    'relevances and references': partial(check_structure, kind=Graded, with_references=True),
+    'levels in a memory': check_structured_memory,
     'triplets': partial(check_tuples, make=Triplet, several=False),
     'pairs': partial(check_tuples, make=Binomial, several=True),
     'a rank without rows': check_empty_rank,

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import unicodedata
 import warnings
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ from dml_nb.support import storage
 from dml_nb.search import everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
+from dml_nb.data.pixels import KeptPixels
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
-from dml_nb.search.everyday import careful_learner, held_back_of, hold_back
+from dml_nb.search.everyday import careful_learner
 from dml_nb.search.folders import embed_readable, search_page
+from dml_nb.search.pictures import held_back_of, hold_back
 from dml_nb.search import EmbeddingIndex
 from dml_nb.search.index import _INDEX
 from dml_nb.training.learner import MetricLearner
@@ -117,18 +120,21 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_pictures_are_read_as_asked_for(folder):
+def test_pictures_are_read_as_asked_for(folder, tmp_path):
     twice = folder.parent/'twice'
     for i in range(10):
         shutil.copytree(folder/f'{i}', twice/f'{i % 2}'/f'{i}')
-    told = []
-    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L', depth=2,
-                   tell=lambda *counts: told.append(counts))
+    told, kept = [], KeptPixels(tmp_path)
+    asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L',
+                   tell=lambda *counts: told.append(counts), on_error='later', kept=kept, rule={},
+                   group='folder')
+    asked |= asked.pop('rule') | dict(depth=2)
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
-    assert told == [(i + 1, 50) for i in range(50)]
-    asked |= dict(data=folder, depth=1)
+    assert told == [] and images.source.kept is kept and len(set(images.groups)) == 10
+    asked |= dict(data=folder, depth=1, on_error='skip', kept=None)
     images = load_pictures(**asked)
+    assert told == [(i + 1, 50) for i in range(50)]
     assert images[0][0].shape == (1, 16, 12)
     usual = dict(size=None, fit='squash', mode=None)
     shapes = dict(size=(1, 128, 128), fit=(1, 16, 12), mode=(3, 16, 12))
@@ -282,25 +288,34 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     for i in range(10):
         shutil.copytree(folder/f'{i}', groups/f'{i % 2}'/f'{i}')
     embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
-    index_folder(**all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path,
-                          kind='hnsw', tell=lambda *done: told.append(done), depth=2))
+    kept = KeptPixels(tmp_path/'pixels')
+    time.sleep(.2)                          # what has only just been written is not kept
+    asked = all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
+                   kind='hnsw', tell=lambda *done: told.append(done), depth=2, columns={},
+                   images=folder)
+    with pytest.raises(TypeError, match='expected an option of folder'):
+        index_folder(**asked)
+    index_folder(**asked | dict(columns=None, images=None))
+    assert len(kept.new) == 50
     index = EmbeddingIndex.open(tmp_path)
     assert index.kind == 'hnsw' and told == [(50, 50)]
     assert {fact['label'] for fact in index.metadata()} == {f'{i % 2}/{i}' for i in range(10)}
 
 
-def test_files_are_embedded_as_many_at_once_as_asked_for():
-    def embed(files, bs, progress):
-        asked.append((files, bs))
-        return torch.zeros(len(files), 2)
-
-    asked, told = [], []
-    z, kept, skipped = embed_readable(**all_of(
-        embed_readable, embedder=SimpleNamespace(embed=embed), files=list('abcde'), bs=2,
-        tell=lambda *done: told.append(done)))
-    assert asked == [(['a', 'b'], 2), (['c', 'd'], 2), (['e'], 2)]
-    assert told == [(2, 5), (4, 5), (5, 5)]
-    assert len(z) == 5 and kept == list('abcde') and skipped == {}
+def test_files_are_embedded_as_many_at_once_as_asked_for(folder, tmp_path):
+    embedder = create_embedder('small_convnet', 8, 3, 12, 0, None)
+    files = sorted(folder.rglob('*.png'))[:6]
+    (tmp_path/'broken.png').write_bytes(b'no picture')
+    given = files[:3] + [tmp_path/'broken.png'] + files[3:]
+    sizes, told, kept = [], [], KeptPixels(tmp_path/'pixels')
+    time.sleep(.2)                          # what has only just been written is not kept
+    embedder.body.register_forward_pre_hook(lambda body, x: sizes.append(len(x[0])))
+    z, fine, skipped = embed_readable(**all_of(
+        embed_readable, embedder=embedder, files=given, bs=2,
+        tell=lambda *done: told.append(done), kept=kept))
+    assert sizes == [2, 1, 2, 1] and told == [(2, 7), (4, 7), (6, 7), (7, 7)]
+    assert fine == files and list(skipped) == [tmp_path/'broken.png'] and len(kept.new) == 6
+    assert torch.allclose(z, embedder.embed(files, 2, progress=False))
 
 
 @pytest.fixture
@@ -314,22 +329,19 @@ def groups(tmp_path):
     return tmp_path/'photos'
 
 
-def test_classes_below_the_first_folders_are_pointed_at_and_taken(groups):
-    with pytest.warns(UserWarning, match='in 8 folders below. If those .*, --depth 2 .depth=2. '):
-        assert load_pictures(groups, 16).classes == ['group 0', 'group 1']
+def test_what_a_depth_merges_or_leaves_out_is_said(groups):
+    with pytest.warns(UserWarning, match='8 folders hold pictures; depth 1 makes 2 classes of them'):
+        assert load_pictures(groups, 16, depth=1).classes == ['group 0', 'group 1']
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        images = load_pictures(groups, 16, depth=2)
+        images = load_pictures(groups, 16)
+        assert load_pictures(groups, 16, depth=2).sha256() == images.sha256()
     assert len(images.classes) == 8 and images.classes[0] == 'group 0/class 0'
-    (groups/'group 0'/'broken.png').write_bytes(b'no picture')
-    with pytest.warns(UserWarning, match='8 folders below'):            # no hindrance
-        load_pictures(groups, 16)
-    (groups/'group 0'/'broken.png').unlink()
     for where in ('group 0', ''):
         shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/where/'high.png')
     with pytest.warns(UserWarning, match='2 pictures lie above .*, group 0/high.png first') as said:
         assert len(load_pictures(groups, 16, depth=2)) == 16
-    assert len(said) == 1
+    assert len(said) == 2 and 'leaves 1 out' in str(said[0].message)
     with pytest.raises(TypeError, match='depth: expected an option of digits'):
         load_pictures('digits', depth=2)
 
@@ -343,20 +355,23 @@ def test_the_depth_is_kept_with_the_training_and_the_network(groups, tmp_path):
     assert embedder.facts['depth'] == 2
     shutil.copytree(groups/'group 0'/'class 0', groups/'group 0'/'class 0'/'deeper')
     shutil.copy(groups/'group 0'/'class 0'/'0.png', groups/'group 0'/'high.png')
-    index_folder(embedder, groups, tmp_path/'index')
+    with pytest.warns(UserWarning, match='get no label, 1 in all'):
+        index_folder(embedder, groups, tmp_path/'index')
     facts = EmbeddingIndex.open(tmp_path/'index').metadata()
     labels = {fact['path']: fact['label'] for fact in facts}
     assert labels['group 0/class 0/deeper/0.png'] == labels['group 0/class 0/0.png']
-    assert set(labels.values()) == {*images.classes, 'group 0'}
-    shallow = load_pictures(groups, (16, 16), mode='L')
+    assert set(labels.values()) == {*images.classes, ''}
+    with pytest.warns(UserWarning):
+        shallow = load_pictures(groups, (16, 16), mode='L', depth=1)
     with pytest.raises(ValueError, match='depth 2 there, 1 now'):
         train_embedder(shallow, tmp_path/'model', **settings)
 
 
-def test_a_record_of_before_there_was_a_depth_goes_on(vectors, groups, tmp_path):
+def test_a_record_of_before_there_was_a_depth_goes_on(vectors, tmp_path):
     settings = dict(out=tmp_path/'model', epochs=1, classes=4, per_class=2)
     record = train_embedder(vectors, **settings)
-    del record['settings']['depth']
+    assert not {'depth', 'columns'} & set(record['settings'])
+    record['settings']['depth'] = 1                         # as was once written for all data
     (tmp_path/'model'/'training.json').write_text(json.dumps(record))
     assert train_embedder(vectors, **settings) == record
     vectors = vectors.subset(range(len(vectors)))

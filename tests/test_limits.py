@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dml_nb.core import Scratch
 from dml_nb.engine import inputs, memory
 from dml_nb.support.results import extra_memory
 from dml_nb.losses import (
-    Contrastive, DROTopK, Histogram, LiftedStructure, MultiSimilarity, NCA, Triplet)
+    Contrastive, DROTopK, Graded, Histogram, Levels, LiftedStructure, MultiSimilarity, NCA, Shares,
+    Triplet)
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.weighting import PairLoss
 
@@ -98,6 +100,22 @@ def test_terms_of_a_sum_share_their_products(cut):
     assert step(total, *batch()).multiplications == 2 * B * B * D
 
 
+def structured(y):
+    "Three levels, sets and three relevances, with labels to call them with"
+    levels = torch.stack([y, y // 4, y // 16], 1)
+    same = (levels[:, None] == levels).float()
+    sets = torch.nn.functional.one_hot(y).bool()
+    return ((lambda loss: Levels(loss, [1., .5, .25]), levels), (Shares, sets),
+            (Graded, same.mean(-1)))
+
+
+@pytest.mark.parametrize('kind', range(3), ids=['levels', 'sets', 'relevances'])
+def test_relations_share_their_products(kind, cut):
+    z, y = batch()
+    make, labels = structured(y)[kind]
+    assert step(make(MultiSimilarity() + Histogram()), z, labels).multiplications == 2 * B * B * D
+
+
 # operations that read or write a matrix as large as S, the products left out
 PASSES = {Contrastive: 9, MultiSimilarity: 18, NCA: 12, LiftedStructure: 11, Triplet: 5}
 
@@ -132,6 +150,21 @@ def test_small_blocks_make_nothing_as_large_as_S(loss):
     memory.WholeMemory.pool.clear()
     assert step(loss(block=32), z, y).largest <= rows * D
     assert all(not kept.slots for kept in memory.WholeMemory.pool)
+
+
+@pytest.mark.parametrize('kind', range(2), ids=['levels', 'sets'])
+def test_relations_are_made_a_block_at_a_time(kind, monkeypatch):
+    monkeypatch.setattr('dml_nb.core.one_block', lambda device: 2**16)   # for a larger batch
+    rows = 1024
+    z, y = batch(rows)
+    make, labels = structured(y)[kind]
+    loss = make(MultiSimilarity(block=32))
+    Scratch.pool.clear()
+    assert step(loss, z, labels).largest <= max(rows * D, labels.numel())
+    assert len(Scratch.pool[0].slots) <= 4                               # S and what one term takes
+    labels = labels.clone()
+    labels[::7] = -1 if kind == 0 else 0                                 # some have no label
+    assert step(loss, z, labels).largest <= max(rows * D, labels.numel())
 
 
 in_a_process = """

@@ -1,37 +1,17 @@
 """How many operators a step dispatches, on tensors without data: the same on every machine. On a GPU
 each is a kernel to launch, and for a small batch their number is the time."""
-from collections import Counter
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml_nb.core import Batch
+from dml_nb.experiments.benchmark import Operators
 from dml_nb.losses.catalogue import LOSSES
 
 B, D, CLASSES = 128, 128, 32
-#: What moves and computes nothing.
-FREE = {
-    '_reshape_alias', '_unsafe_view', 'alias', 'as_strided', 'detach', 'diagonal', 'empty',
-    'empty_like', 'expand', 'new_empty', 'permute', 'select', 'slice', 'split', 'squeeze', 't',
-    'transpose', 'unbind', 'unsqueeze', 'view'}
 AT_MOST = dict(
     contrastive=45, batch_hard=45, n_pairs=55, infonce=55, siglip=45, triplet=55,
     multi_similarity=75, supcon=75, circle=70, proxy_nca=75, normalized_softmax=75, cosface=75,
     arcface=85, sub_center_arcface=85, soft_triple=85, proxy_anchor=85)
-
-
-class Operators(TorchDispatchMode):
-    "Counts them by name while it is active"
-    def __init__(self):
-        super().__init__()
-        self.count = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        name = operator.overloadpacket.__name__
-        if name not in FREE:
-            self.count[name] += 1
-        return operator(*args, **kwargs or {})
 
 
 def step(loss, device='meta'):

@@ -43,7 +43,10 @@ def settings():
     ('dml_nb.search.index', ('fastai', 'sympy', 'matplotlib', 'torchvision')),
     ('dml_nb.training.distribution', heavy),
     ('dml_nb.search.folders', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
+    ('dml_nb.search.pictures', heavy),
     ('dml_nb.search.mistakes', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
+    ('dml_nb.data.pixels', heavy),
+    ('dml_nb.training.bodies', heavy),
     ('dml_nb.training.embedding', ('fastai', 'torchvision', 'fasthtml'))])
 def test_imports_are_light(module, unwanted):
     code = f'import sys, {module}; print(*sorted(set({unwanted}) & set(sys.modules)))'

@@ -54,5 +54,16 @@ def test_compare(away):
     options = '--losses', 'multi_similarity', '--seeds', '1', '--epochs', '1', '--out', 'out'
     call(away, 'dml', 'compare', *options)
     results = (away/'out'/'results.json').read_text(encoding='utf-8')
-    assert json.loads(results) and 'multi_similarity' in results
+    assert json.loads(results)['data']['name'] == 'glyphs' and 'multi_similarity' in results
     assert '<html' in (away/'out'/'report.html').read_text(encoding='utf-8').lower()
+
+def test_letters_are_there_with_the_licences_of_their_fonts(away):
+    code = """import sys, dml_nb.data.glyphs
+from importlib.resources import files
+from dml_nb.data import load_data
+print(load_data('glyphs').sha256())
+assert 'matplotlib' not in sys.modules, 'only drawing more of them needs it'
+print(*(file.name for file in files('dml_nb.data').joinpath('static').iterdir()))"""
+    sha256, names = call(away, 'python', '-c', code).splitlines()
+    assert sha256 == 'f4799285f281763325e6afc23d5adf221bf830accc95558bc3b10d8d5d10b2ee'
+    assert set(names.split()) == {'glyphs.npz', 'LICENSE_DEJAVU', 'LICENSE_STIX'}

@@ -223,7 +223,7 @@ def check_data(
         return                                              # a named set that lies elsewhere
     place = os.path.expanduser(path)
     ending = Path(path).suffix.lower()
-    is_path = kind or os.sep in path or path.startswith(('.', '~')) or ending in ('.csv', '.zip')
+    is_path = kind or os.sep in path or path.startswith(('.', '~')) or ending in ('.csv', '.tsv', '.zip')
     there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
     if is_path and not there:
         what = 'file' if ending and kind != 'folder' else 'folder'
@@ -357,9 +357,42 @@ def stopped_writing(
     return said
 
 # %% ../../nbs/68_cli.base.ipynb #cb792e48
-Depth = Annotated[int, typer.Option(
-    min=1, help='Where the classes are: 1, the folders in that folder; 2, the folders in those, as '
-                'photos/GROUP/CLASS.')]
+def as_depth(
+    text:str,
+): # 'leaf', or an integer from 1 up
+    "The depth of folders. Raises for anything else."
+    if text == 'leaf': return text
+    if not (text.isdecimal() and int(text)):
+        raise typer.BadParameter(f'expected leaf, or a number from 1 up, got {text!r}')
+    return int(text)
+
+
+def chosen_columns(
+    given:list, # of texts as 'label=species'
+) -> dict: # {known name: column}, None for none
+    "What the columns of a table are called. Fails in one line for a text without =."
+    columns = {}
+    for text in given:
+        name, equals, column = (part.strip() for part in text.partition('='))
+        if not (name and equals and column):
+            fail(f'--column: expected name=column, as label=species, got {text!r}')
+        columns[name] = column
+    return columns or None
+
+
+depth_option = partial(typer.Option, '--depth', parser=as_depth, metavar='leaf|1|2|...')
+Depth = Annotated[str, depth_option(
+    help='Which folders are the classes: leaf, each in which a picture lies; 1, the folders in '
+         'that folder; 2, the folders in those.')]
+Columns = Annotated[list[str], typer.Option(
+    '--column', help='What a column of a table is called, as label=species or file=path; may be '
+                     'given several times.')]
+Group = Annotated[str, typer.Option(
+    help='Which pictures are of one burst or visit: a column of a table; folder; time, or '
+         'time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what their names share. '
+         'They never answer each other, and never do some train and some judge.')]
+Images = Annotated[str, typer.Option(
+    help='Folder or zip of the pictures of a table; beside it if it is not given.')]
 AcceptOtherCode = Annotated[bool, typer.Option(
     '--accept-other-code',
     help='Use finished runs of another state of the code of dml_nb, and say how many.')]

@@ -14,6 +14,7 @@ __all__ = []
 import json
 import shlex
 import sys
+import warnings
 from ast import literal_eval
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
@@ -26,8 +27,9 @@ from rich.console import Console
 
 from .. import DEFAULT_LOSS
 from .base import (
-    Depth, Json, app, check_above_0, check_data, check_losses, fail, no_empty_folder, plain_table,
-    progress_bar, reading_bar, stopped_writing, told_in_one_line, writable_folder)
+    Columns, Depth, Group, Images, Json, app, check_above_0, check_data, check_losses,
+    chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar, stopped_writing,
+    told_in_one_line, writable_folder)
 
 # %% ../../nbs/68_cli.models.ipynb #9c7326fa
 def as_value(
@@ -152,11 +154,38 @@ def stopped_training(
     return f'stopped before an epoch was finished; nothing is kept yet, and {goes_on}'
 
 # %% ../../nbs/68_cli.models.ipynb #41c92478
+def rule_given(
+    depth=None, # the options
+    column=(),
+    images:str=None,
+    group:str=None,
+) -> dict: # what was given of depth, columns, images and group
+    "For `load_pictures`. Fails in one line for columns without a name."
+    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group)
+    return {name: value for name, value in rule.items() if value is not None}
+
+
+def next_command(
+    model:Path,
+    data:str,
+    images:str=None, # where the pictures of a table lie
+) -> str:
+    "What can be done with a model and the data that it was trained on"
+    from dml_nb.data.sources import name_and_path
+    kind, _ = name_and_path(data)
+    words = ['evaluate', str(model), data, '--part', 'held-out']
+    if kind in ('folder', 'zip', 'csv'):
+        words = ['index', str(model), data]
+    if kind == 'csv' and images is not None:
+        words += ['--images', images]
+    return shlex.join(['dml', *words])
+
+
 @app.command('train')
 def run_train(
     data:Annotated[str, typer.Argument(
         help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
-             'with the columns file and label; features:FILE; or a name such as omniglot.')],
+             'with columns for file and label; features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
@@ -174,7 +203,10 @@ def run_train(
     grey:Annotated[bool, typer.Option(
         '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
                        'and not mirrored.')] = False,
-    depth:Depth = 1,
+    depth:Depth = 'leaf',
+    column:Columns = [],
+    images:Images = None,
+    group:Group = None,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -202,27 +234,30 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
+        rule = rule_given(None if depth == 'leaf' else depth, column, images, group)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
             check_above_0('--lr', lr)
-        folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints'])
+        folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints', 'pixels'])
         check_losses([loss], '--loss')
         from dml_nb.data.sources import options_of
         options_of(data)                                    # says what is no name of data
         from dml_nb.experiments.recipe import naming_own
-        from dml_nb.search.everyday import check_body, load_pictures, train_embedder
+        from dml_nb.data.pixels import KeptPixels
+        from dml_nb.search.everyday import check_body, train_embedder
+        from dml_nb.search.pictures import load_pictures
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
-            with reading_bar(data) as tell:
-                images = load_pictures(
-                    data, size, mode='L' if grey else None, depth=depth, tell=tell)
+            with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:
+                pictures = load_pictures(
+                    data, size, mode='L' if grey else None, tell=tell, kept=kept, **rule)
             training = naming_own('training with', loss)
             with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
-                    images, folder, make_loss, body, weights, dim, epochs, patience, classes,
+                    pictures, folder, make_loss, body, weights, dim, epochs, patience, classes,
                     per_class, lr, held_out, seed, fresh, Teller(bar, json_))
         if json_:
             print(json.dumps(record))
@@ -233,13 +268,11 @@ def run_train(
         print(f"best after epoch {best['epoch']}: R@1 {100 * best['recall@1']:.1f} %, MAP@R "
               f"{100 * best['map@r']:.1f} % (before training {100 * before['recall@1']:.1f} % and "
               f"{100 * before['map@r']:.1f} %)")
-        following = 'index' if images[0][0].ndim == 3 else 'evaluate'
-        following = shlex.join(['dml', following, str(folder), data])
-        print(f'the model is in {folder}; next: {following}')
+        print(f'the model is in {folder}; next: {next_command(folder, data, images)}')
 
 # %% ../../nbs/68_cli.models.ipynb #37aaca05
-DepthOrTrained = Annotated[int, typer.Option(
-    min=1, help='Where the classes are, as for dml train; as in the training if it is not given.')]
+DepthOrTrained = Annotated[str, depth_option(
+    help='Which folders are the classes, as for dml train; as in the training if it is not given.')]
 
 
 def load_model(
@@ -251,41 +284,52 @@ def load_model(
     return load_embedder(folder)
 
 
+def kept_pixels(
+    path:str, # as `model_folder` takes it
+): # `KeptPixels`
+    "Beside the model: what a command decodes with it, the next one need not decode."
+    folder = model_folder(path)
+    if (folder.parent/'training.json').is_file():           # as dml train makes it
+        folder = folder.parent
+    from dml_nb.data.pixels import KeptPixels
+    return KeptPixels(folder/'pixels')
+
+
 def pictures_for(
     embedder, # `Embedder`
     data:str,
-    depth:int=None, # of the folders that are the classes; None: as in the training
+    rule:dict, # from `rule_given`; else the classes are decided as in the training
+    on_error:str='skip', # as in `load_pictures`, and so is kept
+    kept=None,
 ): # `ImageSet`
     "Pictures of the size and colours that the embedder takes."
     from dml_nb.data.sources import options_of
-    from dml_nb.search.everyday import load_pictures
-    made = embedder.made
-    mode = 'L' if made.get('channels') == 1 else None
-    if depth is None:
-        depth = embedder.facts.get('depth', 1) if 'depth' in options_of(data) else 1
+    from dml_nb.search.pictures import load_pictures, rule_for
+    size = embedder.size if 'size' in options_of(data) else None
+    mode = 'L' if embedder.made.get('channels') == 1 else None
+    rule = rule_for(data, embedder.facts, **rule)
     with reading_bar(data) as tell:
-        return load_pictures(data, embedder.size, embedder.fit, mode, depth, tell)
+        return load_pictures(
+            data, size, embedder.fit, mode, tell, on_error, kept, **rule)
 
 
 def embedded(
     embedder, # `Embedder`
     images, # `ImageSet`
-): # (N, dim) tensor
-    "Embeddings with a bar."
-    import torch
-    rows, step = [], 64
+) -> tuple: # (N, dim) tensor, and the `ImageSet` without those that cannot be read
+    "Embeddings with a bar; files are decoded meanwhile."
+    from dml_nb.data.readers import leave_out_broken
+    from dml_nb.training.embedding import _rows_of
+    faults = {} if hasattr(images.source, 'skipped') else None      # of arrays none is broken
     with progress_bar('pictures', stderr=True) as bar:
         task = bar.add_task('embedding', total=len(images))
-        for lo in range(0, len(images), step):
-            part = images.subset(range(lo, min(lo + step, len(images))))
-            rows.append(embedder.embed(part, progress=False))
-            bar.update(task, advance=len(part))
-    return torch.cat(rows)
+        z = _rows_of(embedder, embedder, images, 64, faults=faults,
+                     tell=lambda done, count: bar.update(task, completed=done))
+    return z, leave_out_broken(images, faults, least=1)
 
 # %% ../../nbs/68_cli.models.ipynb #764cfc01
 def chosen_part(
     model:str, # folder of the model
-    embedder, # `Embedder`
     images, # `ImageSet`
     part:str, # 'auto', 'all', 'held-out', or a part of the data set
 ) -> tuple: # `ImageSet`, and the name of the part
@@ -294,23 +338,88 @@ def chosen_part(
     if part == 'auto':
         part = 'test' if 'test' in known else 'all'
     if part == 'held-out':
-        from dml_nb.search.everyday import held_back_of
+        from dml_nb.search.pictures import held_back_of
         return held_back_of(model, images), part
     if part in known:
         return images.subset(images.split == part), part
     if part != 'all':
         raise ValueError(f"--part: expected one of {', '.join(['all', 'held-out', *known])}, got "
                          f'{part!r}')
+    return images, part
+
+
+def say_if_trained_on(
+    embedder, # `Embedder`
+    images, # `ImageSet`
+):
+    "One line where the measured pictures are those of the training."
     if embedder.facts.get('data', {}).get('sha256') == images.sha256():
         print('dml: the model was trained on most of these pictures, which flatters it; see '
               '--part held-out', file=sys.stderr)
-    return images, part
 
 # %% ../../nbs/68_cli.models.ipynb #e45165e4
+def counted(
+    images, # `ImageSet`
+) -> str:
+    "Its pictures and classes"
+    known = len(set(images.labels.tolist()) - {-1})
+    return f'{len(images):,} pictures of {known:,} classes'
+
+
+def labels_together(
+    queries, # `ImageSet`
+    gallery, # `ImageSet`
+) -> tuple: # names of all classes; (B,) and (G,) labels, which count those
+    """Classes of two sets are the same where their names are. Warns of pictures that are in both.
+    Raises `ValueError` for sets without a class in common."""
+    import numpy as np
+    names = sorted({*map(str, queries.classes), *map(str, gallery.classes)})
+    place = {name: i for i, name in enumerate(names)}
+
+    def renumbered(images):
+        codes = np.array([*(place[str(name)] for name in images.classes), -1])
+        return codes[images.labels]
+
+    def files(images):
+        paths = getattr(images.source, 'paths', [])
+        return {str(paths[i]) for i in images.index} if len(paths) else set()
+
+    labels, labels_of_gallery = renumbered(queries), renumbered(gallery)
+    if not set(labels[labels >= 0]) & set(labels_of_gallery[labels_of_gallery >= 0]):
+        raise ValueError(
+            f'--gallery: expected a class of the queries ({", ".join(queries.classes[:3])}, ...) '
+            f'in it, got others ({", ".join(gallery.classes[:3])}, ...)')
+    both = len(files(queries) & files(gallery))
+    if both:
+        warnings.warn(f'{both:,} of {len(queries):,} queries are in the gallery, too, and find '
+                      'themselves', stacklevel=2)
+    return names, labels, labels_of_gallery
+
+
+def groups_together(
+    *sets, # one `ImageSet`, or queries and gallery
+) -> list: # of (N,) codes for each, −1 for a picture in no group; or None
+    "Groups of pictures that are read from their files are found among all of them"
+    import numpy as np
+    from dml_nb.search.pictures import files_of, groups_of, is_said_by_files
+    if any(images.groups is None for images in sets):
+        return [None] * len(sets)
+    group = sets[0].group
+    if len(sets) > 1 and group and is_said_by_files(group):
+        names = groups_of([file for images in sets for file in files_of(images)], group)
+    else:
+        names = [name for images in sets for name in images.groups.tolist()]
+    _, codes = np.unique(names, return_inverse=True)
+    codes[np.array(names) == ''] = -1
+    return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
+
+
 @app.command('evaluate')
 def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
-    data:Annotated[str, typer.Argument(help='As for dml train.')],
+    data:Annotated[str, typer.Argument(help='The queries; as for dml train.')],
+    gallery:Annotated[str, typer.Option(
+        help='Pictures among which they are searched; among each other if it is not given.')] = None,
     part:Annotated[str, typer.Option(
         help='all; held-out: only what judged the training, if these are its pictures; or a part '
              'of the data set: train, test, ...; auto: test where there is one.',
@@ -318,36 +427,68 @@ def run_evaluate(
     classes:Annotated[int, typer.Option(
         min=0, help='How many of the worst classes to list.')] = 5,
     depth:DepthOrTrained = None,
+    column:Columns = [],
+    images:Images = None,
+    group:Group = None,
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
 
-    Example: dml evaluate runs/photos photos
+    Example: dml evaluate runs/photos new --gallery photos
 
-    Every picture is searched among all others. R@K: is one of the K nearest of its class? MAP@R:
-    how many of the R nearest are, by their places, R being the size of its class? The interval is
-    what another sample of queries would give, in 95 of 100 cases. Pictures that the model was
-    trained on flatter it: for new classes look at --part held-out, or at other pictures."""
+    Each picture is searched in the gallery, as people search what is new in what they have; those
+    whose class is not there are counted apart. Without a gallery every picture is searched among
+    all others, which flatters where several show one thing; --group says which do. R@K: is one of
+    the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
+    size of its class? The interval is what another sample of queries would give, in 95 of 100
+    cases. Pictures that the model was trained on flatter it: for new classes look at --part
+    held-out, or at other pictures."""
     with told_in_one_line('stopped'):
+        rule = rule_given(depth, column, images, group)
         model_folder(model)
-        check_data(data)                                    # nothing heavy is loaded before this
+        for place, option in ((data, 'data'), (gallery or data, '--gallery')):
+            check_data(place, option)                       # nothing heavy is loaded before this
         embedder = load_model(model)
-        images, part = chosen_part(model, embedder, pictures_for(embedder, data, depth), part)
+        which = 'skip' if part == 'held-out' else 'later'   # what was held back depends on all
+        with kept_pixels(model) as kept:
+            pictures = pictures_for(embedder, data, rule, which, kept)
+            pictures, part = chosen_part(model, pictures, part)
+            z, pictures = embedded(embedder, pictures)
+            if gallery is not None:
+                others = pictures_for(embedder, gallery, rule, 'later', kept)
+                of_others, others = embedded(embedder, others)
+        if part == 'all' and gallery is None:
+            say_if_trained_on(embedder, pictures)
         from dml_nb.evaluation.retrieval import evaluate as measure
-        report = measure(embedded(embedder, images), images.labels)
+        names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
+        if gallery is None:
+            if len(set(labels.tolist()) - {-1}) < 2:
+                raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, got '
+                                 'one class')
+            report = measure(z, labels, groups=groups_together(pictures)[0])
+        else:
+            names, labels, labels_of_others = labels_together(pictures, others)
+            groups, groups_of_others = groups_together(pictures, others)
+            report = measure(z, labels, of_others, labels_of_others, groups=groups,
+                             gallery_groups=groups_of_others)
+            among |= dict(gallery=others.name, unmatched=report['unmatched'])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
-        rows = [dict(row, name=str(images.classes[row['class']])) for row in worst]
+        rows = [dict(row, name=str(names[row['class']])) for row in worst]
+        said = f'{pictures.name}, {part}: {counted(pictures)}'
+        if pictures.groups is not None:
+            among['groups'] = len({*pictures.groups.tolist()} - {''})
+            said += f" in {among['groups']:,} groups"
+        if gallery is not None:
+            said += f', searched in {others.name}: {counted(others)}'
         if json_:
             print(json.dumps(dict(
-                data=images.name, part=part, pictures=len(images), measures=dict(report),
+                data=pictures.name, part=part, **among, measures=dict(report),
                 intervals=low_high, worst_classes=rows)))
             return
         console = Console()
-        known = len(set(images.labels.tolist()) - {-1})
-        console.print(f'{images.name}, {part}: {len(images):,} pictures of {known:,} classes',
-                      style='italic', highlight=False, markup=False, soft_wrap=True)
+        console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)
         table = plain_table()
         for name in ('measure', '%', '95 % interval'):
             table.add_column(name, justify='left' if name == 'measure' else 'right')
@@ -357,6 +498,10 @@ def run_evaluate(
         if rows:
             found = ', '.join(f"{row['name']} {100 * row['map@r']:.1f}" for row in rows)
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
+        if report['unmatched']:
+            console.print(
+                f"{report['unmatched']:,} of {report['queries']:,} queries have nothing of their class "
+                'to be found; they are in no mean', highlight=False, markup=False, soft_wrap=True)
 
 # %% ../../nbs/68_cli.models.ipynb #96f162aa
 @app.command('embed')
@@ -365,6 +510,8 @@ def run_embed(
     data:Annotated[str, typer.Argument(help='As for dml train.')],
     out:Annotated[str, typer.Option(help='The file, .npz.')] = 'embeddings.npz',
     depth:DepthOrTrained = None,
+    column:Columns = [],
+    images:Images = None,
     json_:Json = False,
 ):
     """Write embeddings with their labels into a file of arrays.
@@ -387,10 +534,13 @@ def run_embed(
         from dml_nb.support.storage import one_writer, write_atomically
         with one_writer(path.parent, path.name):
             embedder = load_model(model)
-            images = pictures_for(embedder, data, depth)
             import numpy as np
-            z = embedded(embedder, images).numpy()
-            names = np.array([*map(str, images.classes), ''])[images.labels]    # '': no label
+            with kept_pixels(model) as kept:
+                rule = rule_given(depth, column, images)
+                pictures = pictures_for(embedder, data, rule, 'later', kept)
+                z, pictures = embedded(embedder, pictures)
+            z = z.numpy()
+            names = np.array([*map(str, pictures.classes), ''])[pictures.labels]    # '': no label
             content = BytesIO()
             np.savez(content, features=z, labels=names)
             write_atomically(path, content.getvalue())

@@ -21,22 +21,26 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Json, app, fail, no_empty_folder, progress_bar, stopped_writing, told_in_one_line,
-    writable_folder)
-from .models import DepthOrTrained, check_index, load_model
+    Columns, Images, Json, app, fail, no_empty_folder, progress_bar, stopped_writing,
+    told_in_one_line, writable_folder)
+from .models import (
+    DepthOrTrained, check_index, kept_pixels, load_model, rule_given)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
 @app.command('index')
 def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
-    images:Annotated[str, typer.Argument(help='A folder of pictures, at any depth.')],
+    data:Annotated[str, typer.Argument(
+        help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of pictures.')],
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
         help='flat (exact), or hnsw or ivfpq for millions of pictures.')] = 'flat',
     depth:DepthOrTrained = None,
+    column:Columns = [],
+    images:Images = None,
     json_:Json = False,
 ):
-    """Put every picture of a folder into an index, to be searched.
+    """Put every picture of a folder, a zip or a table into an index, to be searched.
 
     Example: dml index runs/photos photos --out runs/index
 
@@ -44,21 +48,25 @@ def run_index(
     needs; an index that is there is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
-        if not Path(images).expanduser().exists():
-            fail(f'images: expected a folder of pictures, got {images}, and there is no '
-                 'such folder')
+        rule = rule_given(depth, column, images)
+        source, _, path = data.partition(':')
+        place = path if source in ('folder', 'zip', 'csv') else data
+        if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
+            fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is no '
+                 'such place')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
         from dml_nb.search.folders import index_folder
-        with progress_bar('files', stderr=True) as bar:
+        with progress_bar('files', stderr=True) as bar, kept_pixels(model) as kept:
             task = bar.add_task('indexing', total=None)
             found = index_folder(
-                embedder, images, folder, kind,
-                lambda done, files: bar.update(task, completed=done, total=files), depth)
+                embedder, data, folder, kind,
+                lambda done, files: bar.update(task, completed=done, total=files), kept=kept,
+                **rule)
         for why in found['skipped'].values():
             print(f'dml: left out {why}', file=sys.stderr)
         left = f", {len(found['skipped'])} left out" if found['skipped'] else ''
-        following = shlex.join(['dml', 'search', str(folder), 'PICTURE'])
+        following = shlex.join(['dml', 'search', str(folder), found['first']])
         print(json.dumps(found | dict(index=str(folder))) if json_ else
               f"{found['pictures']:,} pictures are in {folder}{left}; next: {following}")
 
@@ -81,9 +89,9 @@ def run_search(
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
-            if not Path(image).expanduser().is_file():
-                what = 'that is a folder' if Path(image).expanduser().is_dir() else \
-                    'there is no such file'
+            path = Path(image).expanduser()                 # perhaps in a zip
+            if not any(place.is_file() for place in (path, *path.parents)):
+                what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import search_folder, search_page
         answers = search_folder(index, images, k)

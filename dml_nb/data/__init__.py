@@ -3,6 +3,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'images': ['ImageSet', 'read_image'],
+    'glyphs': ['draw_glyphs'],
     'sources': ['load_data'],
     'splits': ['split_by_class', 'split_by_image'],
     'transforms': ['crop_and_flip', 'jitter_images', 'shift_images', 'turn_classes'],

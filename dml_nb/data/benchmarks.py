@@ -118,7 +118,7 @@ def _read_idx(path) -> np.ndarray: # uint8
     raise ValueError(f'{path}: expected a complete idx file of bytes, this is none')
 
 # %% ../../nbs/32_data.benchmarks.ipynb #215b98a0
-def _resized(
+def resized(
     pixels, # (N, H, W) or (N, C, H, W) uint8
     size, # as `size=` of `load_data`
 ) -> Tensor: # (N, C, h, w) uint8
@@ -139,7 +139,7 @@ def _train_and_test(name, parts, classes, size) -> ImageSet:
         if len(pixels) != len(labels):
             raise ValueError(f'{name}: expected one label for each picture of {part}, got '
                              f'{len(pixels):,} pictures and {len(labels):,} labels')
-    pixels = torch.cat([_resized(pixels, size) for pixels, _ in parts.values()])
+    pixels = torch.cat([resized(pixels, size) for pixels, _ in parts.values()])
     labels = np.concatenate([np.asarray(labels, dtype=np.int64) for _, labels in parts.values()])
     split = np.repeat(list(parts), [len(labels) for _, labels in parts.values()])
     return ImageSet(pixels, labels, classes, split=split, name=name)

@@ -69,13 +69,15 @@ def _in_mode(picture, mode):
     if picture.mode in ('I', 'F'):
         raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
                          'save it with 8 or 16 bits')
-    picture = ImageOps.exif_transpose(picture)
+    picture.load()                                          # some formats end with their EXIF
+    if picture.getexif().get(274, 1) != 1:                  # 274: the EXIF tag of orientation
+        picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith('I;16'):
         grey = (np.asarray(picture) / 257).round().astype(np.uint8)
         picture = Image.fromarray(grey)
     if picture.mode == 'P' and 'transparency' in picture.info:
         picture = picture.convert('RGBA')
-    return picture.convert(mode)
+    return picture if picture.mode == mode else picture.convert(mode)
 
 # %% ../../nbs/30_data.images.ipynb #709f1cef
 def _fitted(picture, size, fit):
@@ -88,10 +90,27 @@ def _fitted(picture, size, fit):
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
 
+HEIF = {'.heic', '.heif'} # endings of what telephones write
+
+
+def reads_heif() -> bool:
+    "Whether such pictures can be read, which takes the extra `heif`"
+    if '.heic' not in Image.EXTENSION:
+        try:
+            from pillow_heif import register_heif_opener
+        except ImportError:
+            return False
+        register_heif_opener()
+    return '.heic' in Image.EXTENSION
+
+
 @contextmanager
 def _opened(file):
     "A PIL image of a path or of a file in a zip, which is what has an `archive`"
-    with reading(file, 'expected a picture', 'it cannot be read'):
+    fault = 'it cannot be read'
+    if os.path.splitext(str(file))[1].lower() in HEIF and not reads_heif():
+        fault += ' without pip install "dml_nb[heif]"'
+    with reading(file, 'expected a picture', fault):
         content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
         with Image.open(content) as picture:
             yield picture
@@ -102,8 +121,15 @@ def picture_pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
     picture = _in_mode(picture, mode)
     if size is not None:
         picture = _fitted(picture, size, fit)
-    x = torch.from_numpy(np.array(picture))
-    return (x[None] if x.ndim == 2 else x.permute(2, 0, 1)).contiguous()
+    x = np.array(picture)
+    return torch.from_numpy(x[None] if x.ndim == 2 else np.ascontiguousarray(x.transpose(2, 0, 1)))
+
+
+def in_unit_interval(
+    pixels:Tensor, # uint8, of one picture
+) -> Tensor: # float32 in [0, 1]
+    "As `pixels / 255`, but in one thread: pictures are read by several threads at once already"
+    return torch.from_numpy(pixels.numpy() / np.float32(255))
 
 
 def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
@@ -124,7 +150,7 @@ def read_image(
     there."""
     check_choice('mode', mode, 'RGB', 'L')
     check_choice('fit', fit, 'cut', 'squash', 'pad')
-    return _decode(path, sides_of(size), mode, fit) / 255
+    return in_unit_interval(_decode(path, sides_of(size), mode, fit))
 
 # %% ../../nbs/30_data.images.ipynb #a4458f61
 def small_jpeg(
@@ -183,7 +209,9 @@ class ImageArray:
 
     def __getitem__(self, i):
         x = self.pixels[i]
-        return x / 255 if x.dtype == torch.uint8 else x.clone()
+        if x.dtype != torch.uint8:
+            return x.clone()
+        return in_unit_interval(x) if np.ndim(i) == 0 else x / 255
 
     def raw(self, i):
         return self.pixels[i].numpy().tobytes()
@@ -283,6 +311,7 @@ class ImageFiles:
         mode:str='RGB', # 'RGB' or 'L'
         fit:str='cut', # how they get that size: 'cut', 'squash' or 'pad'
         cache=True, # keep decoded pictures: True (a quarter of the memory), False, or bytes
+        kept=None, # `KeptPixels` of earlier commands, or None
     ):
         self.mode = check_choice('mode', mode, 'RGB', 'L')
         self.fit = check_choice('fit', fit, 'cut', 'squash', 'pad')
@@ -293,6 +322,7 @@ class ImageFiles:
         self.limit = _cache_limit(cache)
         fits = self.size is not None and self.bytes <= self.limit
         self.cache = _SharedPixels((len(self), *self.shape)) if fits else None
+        self.kept = kept
 
     @property
     def bytes(self):
@@ -305,14 +335,15 @@ class ImageFiles:
     def _pixels(self, i): # (C, H, W) uint8
         if self.cache is not None and self.cache.known[i]:
             return self.cache.pixels[i]
-        x = _decode(self.paths[i], self.size, self.mode, self.fit)
+        read = _decode if self.kept is None else self.kept.pixels
+        x = read(self.paths[i], self.size, self.mode, self.fit)
         if self.cache is not None:
             self.cache.pixels[i] = x
             self.cache.known[i] = 1                         # last: another process may look
         return x
 
     def __getitem__(self, i):
-        if np.ndim(i) == 0: return self._pixels(i) / 255
+        if np.ndim(i) == 0: return in_unit_interval(self._pixels(i))
         return stack_pictures([self[j] for j in i], self.shape)
 
     def raw(self, i):
@@ -332,7 +363,7 @@ def keeps(self:ImageFiles) -> str:
 def _upright_sides(file) -> tuple: # width and height once upright
     "The size of a picture, from its header"
     with _opened(file) as picture:
-        turned = picture.getexif().get(274, 1) >= 5         # 274: the EXIF tag of orientation
+        turned = picture.getexif().get(274, 1) >= 5         # 5 to 8: on its side
         return picture.size[::-1] if turned else picture.size
 
 
@@ -358,7 +389,9 @@ class ImageSet:
 
     pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
     skipped = () # names of the pictures that `on_error='skip'` left out
-    depth = 1 # of the folders that are its classes, as given to `load_data`
+    depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
+    group = None # what says its groups, as given to `load_pictures`
+    columns = None # of the table that says its classes, {'file': name, 'label': name}; None: of none
 
     def __init__(
         self,
@@ -368,6 +401,7 @@ class ImageSet:
         camera=None, # (N,) integers, or None
         split=None, # (N,) strings such as 'train' and 'test', or None
         name:str='images', # what `repr` calls it
+        groups=None, # (N,) strings: pictures of one burst or visit; '': of none; or None
     ):
         if not hasattr(images, 'raw'):
             images = Vectors(images) if np.ndim(images) == 2 else ImageArray(images)
@@ -377,7 +411,9 @@ class ImageSet:
         self.labels = as_labels(labels, len(images)).numpy().copy()
         self.camera = None if camera is None else np.asarray(camera)
         self.split = None if split is None else np.asarray(split)
-        for what, values in (('camera', self.camera), ('split', self.split)):
+        self.groups = None if groups is None else np.asarray(groups, dtype=str)
+        for what in ('camera', 'split', 'groups'):
+            values = getattr(self, what)
             if values is not None and values.shape != (len(self),):
                 raise ValueError(f'{what}: expected one value for each of the {len(self)} images, '
                                  'got '
@@ -409,7 +445,7 @@ def subset(
     if not indices.size and indices.dtype != bool:
         indices = indices.astype(np.int64)      # of [], numpy makes floats
     part = copy(self)
-    for key in ('index', 'labels', 'camera', 'split'):
+    for key in ('index', 'labels', 'camera', 'split', 'groups'):
         values = getattr(self, key)
         setattr(part, key, None if values is None else values[indices])
     if self.pairs is not None:
@@ -451,6 +487,7 @@ def __repr__(self:ImageSet):
         counts = zip(*np.unique(self.split, return_counts=True))
         parts.append(' + '.join(f'{n:,} {part}' for part, n in counts))
     if self.camera is not None: parts.append(f'{len(set(self.camera.tolist()))} cameras')
+    if self.groups is not None: parts.append(f"{len(set(self.groups.tolist()) - {''}):,} groups")
     if self.pairs is not None: parts.append(f'{len(self.pairs):,} pairs')
     if self.skipped: parts.append(f'{len(self.skipped):,} skipped')
     if keeps := getattr(self.source, 'keeps', str)(): parts.append(keeps)
@@ -459,10 +496,12 @@ def __repr__(self:ImageSet):
 # %% ../../nbs/30_data.images.ipynb #8c8c5497
 @patch
 def sha256(self:ImageSet) -> str: # 64 hexadecimal digits
-    "A fingerprint of labels, class names, cameras, splits and all stored pixels, in order."
+    "A fingerprint of labels, class names, cameras, splits, groups and all stored pixels, in order."
     arrays = [self.labels, self.camera, self.split] + ([] if self.pairs is None else [self.pairs])
     listed = [None if values is None else values.tolist() for values in arrays]
     facts = [self.classes, *listed, self.source.shape]
+    if self.groups is not None:
+        facts.append({'groups': self.groups.tolist()})
     found = hashlib.sha256(json.dumps(facts).encode())
     for i in self.index: found.update(hashlib.sha256(self.source.raw(i)).digest())
     return found.hexdigest()

@@ -13,16 +13,19 @@ Docs: https://dml-nb.github.io/dml_nb/data.readers.html.md"""
 __all__ = []
 
 # %% ../../nbs/31_data.readers.ipynb #0e95b7d3
-import csv, os, posixpath, re, stat, unicodedata, warnings, zipfile
+import csv, os, posixpath, re, stat, warnings, zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 # %% ../../nbs/31_data.readers.ipynb #c87f24a6
 import numpy as np
 
 from .images import ImageFiles, ImageSet, Vectors, existing_file, reading
+from .classes import (
+    ENDINGS, LEAF, check_depth, classes_of, is_picture, lying_in, one_spelling, say_not_read)
 from ..support.validate import check_choice, check_number
 
 # %% ../../nbs/31_data.readers.ipynb #c3fd3e02
@@ -132,6 +135,13 @@ class _Member:
     def read_bytes(self):
         return self.archive.read(self.name)
 
+    def stat(self):
+        return self.archive.path.stat()
+
+    @property
+    def suffix(self):
+        return PurePosixPath(self.name).suffix
+
     def __str__(self):
         return f'{self.archive.path}/{self.name}'
 
@@ -151,6 +161,25 @@ class Folder:
     def __str__(self):
         return str(self.path)
 
+
+@lru_cache(maxsize=4)
+def _archive_at(path, changed):
+    return _Archive(path)
+
+
+def file_at(
+    path, # of a file, also of one in a zip, as photos.zip/birds/1.jpg
+): # a `Path`, or a file of an `_Archive`
+    "Raises FileNotFoundError for no such file, ValueError for a broken zip."
+    path = Path(path).expanduser()
+    if path.is_file(): return path
+    for above in path.parents:
+        if above.is_file():
+            archive = _archive_at(above, above.stat().st_mtime_ns)
+            name = path.relative_to(above).as_posix()
+            if name in archive: return archive[name]
+    raise FileNotFoundError(f'{path}: expected a picture, there is no such file')
+
 # %% ../../nbs/31_data.readers.ipynb #7c7d0c05
 def as_integers(path, values, role='') -> list:
     "Strings as integers; ValueError names the one that is none"
@@ -161,18 +190,13 @@ def as_integers(path, values, role='') -> list:
     return [int(value) for value in values]
 
 
-def _one_spelling(name) -> str:
-    "A name in Unicode's form NFC, for é is written in two ways that look the same"
-    return unicodedata.normalize('NFC', name)
-
-
 def numbered_classes(
     name, # of the set, for errors
     values, # N strings or integers
     unlabelled='-1', # which of them is no class
 ) -> tuple: # (N,) int64 labels, and the names of the classes in order
     "Classes in order: by value where all are integers, else as text"
-    values = [_one_spelling(str(value)) for value in values]
+    values = [one_spelling(str(value)) for value in values]
     kinds = set(values) - {unlabelled}
     too_long = [kind for kind in kinds if len(kind) > 1000]         # `int` takes 4,300 digits
     if too_long:
@@ -189,19 +213,23 @@ def numbered_classes(
     return np.array([place[value] for value in values], dtype=np.int64), order
 
 # %% ../../nbs/31_data.readers.ipynb #5f976cf9
-def check_classes(name, labels, classes):
-    "ValueError for a class without items, or fewer than two classes"
+LENIENT = 'skip', 'later' # values of `on_error` with which faulty pictures are left out
+
+
+def check_classes(name, labels, classes, least=2):
+    "ValueError for a class without items, or too few classes"
     present = set(np.unique(labels).tolist()) - {-1}
     for label, c in enumerate(classes):
         if label not in present:
             raise ValueError(f'{name}: expected a picture of each class, {str(c)!r} has none')
-    if len(present) < 2:
-        raise ValueError(f'{name}: expected at least two classes, got {len(present)}')
+    if len(present) < least:
+        raise ValueError(f'{name}: expected at least {("one class", "two classes")[least - 1]}, got '
+                         f'{len(present)}')
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
-    "ValueError naming the first that does not fit; with 'skip' a warning: they are left out"
-    if faulty and on_error != 'skip':
+    "ValueError naming the first that does not fit; or a warning: they are left out"
+    if faulty and on_error not in LENIENT:
         raise ValueError(f'{wanted}, {base}/{min(faulty)} {verb}s {what}')
     if faulty:
         counted = f'1 {noun} {verb}s' if len(faulty) == 1 else f'{len(faulty):,} {noun}s {verb}'
@@ -234,20 +262,33 @@ def without_broken(images, tell=None) -> ImageSet:
         except (ValueError, FileNotFoundError) as error:
             return str(error)
 
+    faults = {}
     with ThreadPoolExecutor() as pool:                      # PIL decodes several at once
-        for i, found in enumerate(pool.map(fault, range(len(source)))):
+        for i, found in enumerate(pool.map(fault, images.index)):
             if found is not None:
-                source.skipped[i] = found
+                faults[i] = found
             if tell is not None:
-                tell(i + 1, len(source))
-    if not source.skipped: return images
-    images = images.subset(~np.isin(images.index, list(source.skipped)))
-    images.skipped = tuple(str(source.paths[i]) for i in source.skipped)
-    count = f'{len(source.skipped):,} of {len(source):,} pictures'
-    first = next(iter(source.skipped.values()))
+                tell(i + 1, len(images))
+    return leave_out_broken(images, faults, stacklevel=5)
+
+
+def leave_out_broken(
+    images,
+    faults, # {place in the set: why it cannot be read}
+    stacklevel=3, # of the warning
+    least=2, # classes that must be left
+) -> ImageSet:
+    "The others; says how many are left out"
+    if not faults: return images
+    source, places = images.source, images.index[list(faults)].tolist()
+    source.skipped |= dict(zip(places, faults.values()))
+    count = f'{len(faults):,} of {len(images):,} pictures'
+    images = images.subset(~np.isin(images.index, places))
+    images.skipped = tuple(str(source.paths[i]) for i in places)
+    first = next(iter(faults.values()))
     warnings.warn(f'{images.name}: {count} could not be read and were skipped. The first: {first}',
-                  stacklevel=4)
-    check_classes(images.name, images.labels, images.classes)
+                  stacklevel=stacklevel)
+    check_classes(images.name, images.labels, images.classes, least)
     return images
 
 
@@ -259,24 +300,29 @@ def picture_set(
     classes, # names
     split=None, # (N,) strings
     camera=None, # (N,) integers
-    on_error='raise', # or 'skip'
+    groups=None, # (N,) strings
+    on_error='raise', # or 'skip' or 'later'
     tell=None, # with 'skip': (pictures read, of all) -> None
     **options, # of `ImageFiles`
 ) -> ImageSet:
     "The set that a table describes; raises as this section says"
-    check_choice('on_error', on_error, 'raise', 'skip')
+    check_choice('on_error', on_error, 'raise', *LENIENT)
     if not len(files):
         raise ValueError(f'{name}: expected pictures in {base}, found none')
-    check_classes(name, labels, classes)
+    check_classes(name, labels, classes, 1 if on_error == 'later' else 2)
     _check_files(name, base, files)
     source = ImageFiles([base[file] for file in files], **options)
-    images = ImageSet(source, labels, classes, camera, split, name)
+    images = ImageSet(source, labels, classes, camera, split, name, groups)
     return without_broken(images, tell) if on_error == 'skip' else images
 
 # %% ../../nbs/31_data.readers.ipynb #8e4102da
-def class_of(parts, depth) -> tuple: # of parts
-    "The folder at that depth, by name"
-    return tuple(map(_one_spelling, parts[:depth]))
+def _holding_nothing(pictures, folders, depth) -> set: # of paths
+    "The highest folders without a picture, down to those of the classes"
+    deepest = max(map(len, folders), default=0) if depth == LEAF else depth
+    filled = {p[:k] for p in pictures for k in range(min(len(p), deepest + 1))} | {()}
+    known = {f[:k] for f in folders for k in range(1, min(len(f), deepest) + 1)}
+    classes = {p[:-1] for p in pictures} - {()} if depth == LEAF else set()     # may hold anything
+    return {'/'.join(f) for f in known - filled if f[:-1] in filled and f[:-1] not in classes}
 
 
 def _by_folder(
@@ -286,78 +332,56 @@ def _by_folder(
     folders, # likewise, those without pictures too
     depth, # of the folders that are classes
     on_error=None,
-) -> tuple: # the pictures that are in a class, and the classes in order, as tuples of parts
+) -> dict: # {picture that is in a class: its class}, both as tuples of parts
     "Raises ValueError for folders without a picture, and for pictures above a depth from 2 up"
-    inside = [p for p in pictures if len(p) > depth]
-    if depth > 1 or on_error == 'skip':                     # else those in the root are passed over
-        above = ['/'.join(p) for p in pictures if len(p) <= depth]
-        _leave_out(wanted, base, above, 'picture', 'lie', 'above the folders of classes', on_error)
-    if pictures and not inside:
+    found = dict(zip(pictures, classes_of(base, pictures, depth)))
+    above = ['/'.join(p) for p, c in found.items() if not c]
+    _leave_out(wanted, base, above, 'picture', 'lie', 'above the folders of classes',
+               'skip' if depth in (LEAF, 1) else on_error)
+    found = {p: c for p, c in found.items() if c}
+    if pictures and not found:
         raise ValueError(f'{wanted}, {base} holds none')
-    filled = {p[:k] for p in pictures for k in range(min(len(p), depth + 1))} | {()}
-    known = {f[:k] for f in folders for k in range(1, min(len(f), depth) + 1)}
-    empty = {'/'.join(f) for f in known - filled if f[:-1] in filled}       # the highest of them
+    empty = _holding_nothing(pictures, folders, depth)
     _leave_out(wanted, base, empty, 'folder', 'hold', 'no pictures', on_error)
-    classes = sorted({class_of(p, depth) for p in inside})
-    below = {p[:depth + 1] for p in inside if len(p) > depth + 1}
-    if len(classes) == 1 and len(below) > 1:
+    inner = {p[:-1] for p in found}
+    if depth != LEAF and len(set(found.values())) == 1 and len(inner) > 1:
         raise ValueError(
-            f'{wanted}, at least two; {base} holds one, {"/".join(classes[0])}, with pictures in '
-            f'{len(below):,} folders in it. If those are the classes, --depth {depth + 1} '
-            f'(depth={depth + 1}) takes them')
-    return inside, classes
+            f'{wanted}, at least two; {base} holds one, {"/".join(next(iter(found.values())))}, '
+            f'with pictures in {len(inner):,} folders. If those are the classes, --depth leaf '
+            "(depth='leaf') takes them")
+    return found
 
 # %% ../../nbs/31_data.readers.ipynb #27a7f561
-_endings = set('.jpg .jpeg .png .bmp .gif .webp .tif .tiff .pgm .ppm'.split())
-
-
-def is_picture(name):
-    "By its ending; hidden files and folders are none"
-    pure = PurePosixPath(name)
-    return pure.suffix.lower() in _endings and not any(p.startswith('.') for p in pure.parts)
-
-
-def _levels(root, depth) -> list: # of lists of paths: the root, the folders in it, those in them...
-    "Folders in order down to a depth, hidden ones left out"
-    levels = [[root]]
-    for _ in range(depth):
-        inside = [p for folder in levels[-1] for p in sorted(folder.iterdir())]
-        levels.append([p for p in inside if p.is_dir() and not p.name.startswith('.')])
-    return levels
-
-
-def read_folder(root=None, name=None, depth=1, **options) -> ImageSet:
-    "Pictures in one folder per class, those at `depth`; they may lie at any depth in it."
-    check_number('depth', depth, lo=1, integer=True)
-    per_class = 'per class' if depth == 1 else f'at depth {depth} per class'
-    wanted = f'folder: expected one folder of pictures ({" ".join(sorted(_endings))}) {per_class}'
+def read_folder(root=None, name=None, depth=LEAF, **options) -> ImageSet:
+    "Pictures in one folder per class: those in which they lie, or those at `depth`."
+    check_depth('depth', depth)
+    per_class = 'per class' if depth in (LEAF, 1) else f'at depth {depth} per class'
+    wanted = f'folder: expected one folder of pictures ({" ".join(sorted(ENDINGS))}) {per_class}'
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, got {str(root or "")!r}, which is no folder')
     root = Path(root).expanduser()
-    *higher, classes = levels = _levels(root, depth)
-    if not levels[1]:
+    files, folders = lying_in(root)
+    if not folders:
         raise ValueError(f'{wanted}, {root} holds no folders')
-    paths = [p for level in higher for folder in level for p in sorted(folder.iterdir())]
-    paths += [p for folder in classes for p in sorted(folder.rglob('*'))]
-    files = [p.relative_to(root) for p in paths if p.is_file()]
-    pictures = [file.parts for file in files if is_picture(file.as_posix())]
-    folders = [folder.relative_to(root).parts for level in levels[1:] for folder in level]
+    if name is None:                                        # a published set has notes beside it
+        say_not_read(root, ['/'.join(p) for p in files])
+    pictures = [p for p in files if is_picture('/'.join(p))]
     found = _by_folder(wanted, root, pictures, folders, depth, options.get('on_error'))
-    return _by_class(name or root.name, Folder(root), *found, depth, options)
+    return _by_class(name or root.name, Folder(root), found, depth, options)
 
 
 def _by_class(
     name, # of the set
     base, # `Folder` or `_Archive`
-    pictures, # tuples of parts
-    classes, # likewise, in order
+    found, # from `_by_folder`
     depth,
     options, # of `picture_set`
+    key=None, # by which classes are sorted
 ) -> ImageSet:
-    "The set of what `_by_folder` found"
+    classes = sorted(set(found.values()), key=key)
     place = {c: label for label, c in enumerate(classes)}
-    labels = [place[class_of(p, depth)] for p in pictures]
-    files = ['/'.join(p) for p in pictures]
+    labels = [place[c] for c in found.values()]
+    files = ['/'.join(p) for p in found]
     images = picture_set(name, base, files, labels, ['/'.join(c) for c in classes], **options)
     images.depth = depth
     return images
@@ -368,13 +392,16 @@ def _by_its_numbers(name) -> list:
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
 
 
-def _files_and_folders(archive, depth) -> tuple: # archive, pictures and folders as tuples of parts
+def _files_and_folders(archive, depth, say=True) -> tuple: # archive, pictures and folders as parts
     "What lies in a zip; a folder is left out that holds all of it, most of it deeper than classes"
     seen = [n for n in sorted(archive.names | archive.folders)
             if not n.startswith(('.', '__MACOSX/')) and '/.' not in n]
+    if say:
+        say_not_read(archive, [n for n in seen if not n.endswith('/')])
     files = [PurePosixPath(n).parts for n in seen if is_picture(n)]
-    folders = {PurePosixPath(n.rpartition('/')[0]).parts for n in seen}
-    below = sum(len(p) > depth + 1 for p in files)          # of classes, if none is around them
+    folders = {PurePosixPath(n.rpartition('/')[0]).parts for n in seen} - {()}
+    least = 1 if depth == LEAF else depth
+    below = sum(len(p) > least + 1 for p in files)          # of classes, if none is around them
     if len({p[0] for p in files}) == 1 and 2 * below > len(files):
         top = files[0][0]
         files = [p[1:] for p in files if len(p) > 1]
@@ -383,26 +410,36 @@ def _files_and_folders(archive, depth) -> tuple: # archive, pictures and folders
     return archive, files, folders
 
 
-def read_zip(root=None, name=None, natural=False, depth=1, **options) -> ImageSet:
-    "A zip of one folder of pictures per class, those at `depth`; read where it lies."
-    check_number('depth', depth, lo=1, integer=True)
-    archive, pictures, folders = _files_and_folders(_Archive(root), depth)
-    at = '' if depth == 1 else f' at depth {depth}'
+def read_zip(root=None, name=None, natural=False, depth=LEAF, **options) -> ImageSet:
+    "As `read_folder`, of a zip that is read where it lies."
+    check_depth('depth', depth)
+    archive, pictures, folders = _files_and_folders(_Archive(root), depth, name is None)
+    at = '' if depth in (LEAF, 1) else f' at depth {depth}'
     wanted = f'zip: expected one folder of pictures{at} per class'
     if not any(len(p) > 1 for p in pictures):
         raise ValueError(f'{wanted}, {archive.path} holds none')
     on_error = options.get('on_error')
-    pictures, classes = _by_folder(wanted, archive, pictures, folders, depth, on_error)
-    if natural:
-        classes = sorted(classes, key=lambda parts: _by_its_numbers('/'.join(parts)))
-    return _by_class(name or archive.path.stem, archive, pictures, classes, depth, options)
+    found = _by_folder(wanted, archive, pictures, folders, depth, on_error)
+    key = (lambda parts: _by_its_numbers('/'.join(parts))) if natural else None
+    return _by_class(name or archive.path.stem, archive, found, depth, options, key)
 
 # %% ../../nbs/31_data.readers.ipynb #7826f7fa
-def _csv_rows(path) -> list: # of (number of the line, list of strings)
-    "What stands in a CSV, blanks around the values left out"
+def _delimiter(line, known) -> str:
+    "What separates the names in the first line of a table: it gives most known ones, most at all"
+    def names(delimiter):
+        cells = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+        return [cell.strip() for cell in cells]
+
+    return max(',;\t', key=lambda d: (len(known.intersection(names(d))), len(names(d))))
+
+
+def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
+    "What stands in a table, blanks around the values left out"
     with reading(path, 'expected a CSV in UTF-8', 'this is none'):
         with open(path, newline='', encoding='utf-8-sig') as file:
-            reader = csv.reader(file, strict=True, skipinitialspace=True)
+            delimiter = _delimiter(file.readline(), known)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     if len(rows) < 2:
         raise ValueError(f'{path}: expected a line of names and lines of values, it is empty')
@@ -411,16 +448,17 @@ def _csv_rows(path) -> list: # of (number of the line, list of strings)
 
 def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
     "The known columns of a CSV; raises ValueError with the line of what is wrong"
-    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera')}
+    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
     for key in columns or {}:
         check_choice('columns', key, *called)
     called |= columns or {}
-    (_, header), *rows = _csv_rows(path)
+    (_, header), *rows = _csv_rows(path, set(called.values()))
     for key, column in called.items():
         if header.count(column) > 1:
             raise ValueError(f'{path}: expected one column {column!r}, it is there twice')
         if columns and key in columns and column not in header:
-            raise ValueError(f'{path}: expected a column {column!r}, got {header}')
+            raise ValueError(f'{path}: expected a column {column!r}, got {header}; --column '
+                             f"{key}=NAME (columns={{'{key}': NAME}}) says what it is called")
     place = {key: header.index(column) for key, column in called.items() if column in header}
     for line, row in rows:
         if len(row) != len(header):
@@ -438,11 +476,15 @@ def _cameras(path, table): # (N,) int64, or None
     return None if values is None else np.array(as_integers(path, values, ' as cameras'))
 
 # %% ../../nbs/31_data.readers.ipynb #faef3102
-def _inside(path, line, name):
+def _inside(path, line, name, images=None):
     "The name of a file without detours; ValueError for one outside the folder of pictures"
+    if images is not None and os.path.isabs(name):
+        for full in (os.path.abspath, os.path.realpath):
+            inner = os.path.relpath(full(name), full(os.path.expanduser(images)))
+            if not _leads_outside(inner): return inner.replace(os.sep, '/')
     if _leads_outside(name):
         raise ValueError(f'{path}, line {line}: expected a file within the folder of pictures, got '
-                         f'{name!r}; images= says which folder')
+                         f'{name!r}; --images FOLDER (images=) says which folder')
     return posixpath.normpath(name.replace('\\', '/'))
 
 
@@ -469,7 +511,7 @@ def _beside(path, files, images):
 def _class_names(path, labels, order, names):
     "Names of the classes in order, from a name in each row"
     name_of = {}
-    for label, name in zip(labels, map(_one_spelling, names)):
+    for label, name in zip(labels, map(one_spelling, names)):
         if label >= 0 and name_of.setdefault(label, name) != name:
             raise ValueError(f'{path}: expected one class_name for label {order[label]}, got '
                              f'{name_of[label]!r} and {name!r}')
@@ -487,22 +529,41 @@ def _check_once(path, files, table):
         first[file] = line, label
 
 
-def read_csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet:
-    "A table of files and labels, and pictures beside it."
+def table_places(
+    root, # path of a table
+    columns=None, # what its columns are called, as {'label': 'species'}
+    images=None, # where its pictures lie; None: beside it
+) -> tuple: # `Folder` or `_Archive`, names in it, and {column: values}, file and label among them
+    "Raises as this section says."
     path = existing_file(root, 'a CSV')
     table = _table(path, columns)
     for key in ('file', 'label'):
         if key not in table:
-            raise ValueError(f'{path}: expected a column {key!r}, there is none; '
-                             f'columns={{{key!r}: ...}} says what it is called')
-    files = [_inside(path, line, file) for line, file in zip(table['line'], table['file'])]
+            raise ValueError(f"{path}: expected a column {key!r}, there is none; --column {key}=NAME "
+                             f"(columns={{'{key}': NAME}}) says what it is called")
+    lines = zip(table['line'], table['file'])
+    files = [_inside(path, line, file, images) for line, file in lines]
     _check_once(path, files, table)
+    return _beside(path, files, images), files, table
+
+
+def table_classes(path, table) -> tuple: # (N,) int64 labels, names of the classes in order
     labels, classes = numbered_classes(path, table['label'])
     if 'class_name' in table:
         classes = _class_names(path, labels, classes, table['class_name'])
-    base = _beside(path, files, images)
-    return picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
-                        _cameras(path, table), **options)
+    return labels, classes
+
+
+def read_csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet:
+    "A table of files and labels, and pictures beside it."
+    base, files, table = table_places(root, columns, images)
+    path = Path(root).expanduser()
+    labels, classes = table_classes(path, table)
+    found = picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
+                        _cameras(path, table), table.get('group'), **options)
+    found.columns = {'file': 'file', 'label': 'label'} | (columns or {})
+    return found
+
 
 # %% ../../nbs/31_data.readers.ipynb #bfb40e39
 def read_arrays(path) -> dict: # {name: array}; a `.npy` has one, called features

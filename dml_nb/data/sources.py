@@ -21,6 +21,7 @@ from .benchmarks import (
     read_cars196, read_cars196_train_crops, read_cifar10, read_cifar100, read_cub200,
     read_cub_50, read_fashion_mnist, read_inshop, read_lfw, read_market1501, read_mnist,
     read_omniglot, read_orl_faces, read_sop, read_stl10)
+from .glyphs import read_glyphs
 from .images import ImageSet
 from .readers import read_csv, read_digits, read_features, read_folder, read_zip
 
@@ -28,15 +29,16 @@ from .readers import read_csv, read_digits, read_features, read_folder, read_zip
 #: Name -> reader: a function of the set's place (None: $DML_NB_DATA) and of options that gives an
 #: `ImageSet`; with `download` among them where it can be fetched.
 SOURCES = {
-    'digits': read_digits, 'mnist': read_mnist, 'fashion_mnist': read_fashion_mnist,
-    'cifar10': read_cifar10, 'cifar100': read_cifar100, 'stl10': read_stl10,
+    'digits': read_digits, 'glyphs': read_glyphs, 'mnist': read_mnist,
+    'fashion_mnist': read_fashion_mnist, 'cifar10': read_cifar10, 'cifar100': read_cifar100,
+    'stl10': read_stl10,
     'omniglot': read_omniglot, 'lfw': read_lfw, 'cub200': read_cub200, 'cars196': read_cars196,
     'sop': read_sop, 'inshop': read_inshop, 'market1501': read_market1501,
     'folder': read_folder, 'zip': read_zip, 'csv': read_csv, 'features': read_features,
     'cub-50': read_cub_50, 'cars196-train-crops': read_cars196_train_crops,
     'orl-faces': read_orl_faces,
 }
-_by_ending = {'.zip': 'zip', '.csv': 'csv', '.npy': 'features', '.npz': 'features',
+_by_ending = {'.zip': 'zip', '.csv': 'csv', '.tsv': 'csv', '.npy': 'features', '.npz': 'features',
               '.safetensors': 'features'}
 
 # %% ../../nbs/33_data.sources.ipynb #0a7f3ed6
@@ -62,7 +64,8 @@ def _options_of(reader) -> list:
     parameters = inspect.signature(reader).parameters
     names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
     if 'options' in parameters:
-        names += [n for n in ('size', 'mode', 'fit', 'cache', 'on_error', 'tell') if n not in names]
+        of_files = 'size', 'mode', 'fit', 'cache', 'kept', 'on_error', 'tell'
+        names += [n for n in of_files if n not in names]
     return names
 
 
@@ -82,8 +85,9 @@ def load_data(
 ) -> ImageSet:
     """Any of the sources by name.
 
-    A CSV has the columns file and label, and may have class_name, split and camera. The classes of
-    a folder or a zip are its folders, or with depth=2 the folders in those, and so on.
+    A CSV has the columns file and label, and may have class_name, split and camera. The class of a
+    picture in a folder or a zip is the folder in which it lies, called by its path, or with depth=1
+    the first folder of that path, with depth=2 the second in it, and so on.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""

@@ -30,9 +30,41 @@ def own_columns(self_index, B, R, device):
     return own
 
 # %% ../../nbs/04_engine.inputs.ipynb #206a00e1
+def reader_of(loss):
+    """The term that reads labels of more structure than classes (`Shares`, `Levels`, `Graded`), or
+    None. Raises ValueError where terms read their labels differently."""
+    readers = [term for _, term in loss.terms if hasattr(type(term), 'read_labels')]
+    if not readers:
+        return None
+    terms = [term for _, term in loss.terms]
+    if not all(type(term) is type(readers[0]) for term in terms):
+        given = ' + '.join(type(term).__name__ for term in terms)
+        raise ValueError('labels: expected terms that read the same labels, as in '
+                         f'{type(readers[0]).__name__}(a + b), got {given}')
+    return readers[0]
+
+
+def reader_within(loss):
+    "The same of a loss that may lie within a memory or a temperature, or be of another library."
+    while hasattr(loss, 'loss') and not hasattr(loss, 'terms'):
+        loss = loss.loss
+    return reader_of(loss) if hasattr(loss, 'terms') else None
+
+
+def read_labels(loss, labels, n, device, columns=None, name='labels'):
+    "A tensor of the labels of n rows, as the loss reads them. Raises TypeError or ValueError."
+    reader = reader_within(loss)
+    if reader is None:
+        return as_labels(labels, n, device, columns, name)
+    return reader.read_labels(labels, n, device, columns, name)
+
+
 def label_batch(loss, y, y_ref, own=None, alone=True):
     """Masks for small batches and where the labels are not read on the host. Lists for large ones,
     for losses that work class by class, and where memory is watched, since masks keep none."""
+    reader = reader_of(loss)
+    if reader is not None:
+        return reader.table(y, y_ref, own, alone)
     must = loss.indivisible == 'class' or loss.reads_counts
     pay = Scratch.poisoned or y.shape[0] * y_ref.shape[0] > loss.masked
     if not torch.compiler.is_compiling() and (must or pay and device_is_read(y)):
@@ -45,7 +77,7 @@ def demanding_term(loss):
     "The first term that wants integer classes of one batch and nothing else, or None."
     for _, term in loss.terms:
         if term.own_batch_only or term.indivisible != 'pair':
-            return term
+            return demanding_term(term.loss) if hasattr(type(term), 'read_labels') else term
     return None
 
 
@@ -64,15 +96,20 @@ def make_batch(
         raise ValueError(f'{name}: expected integer classes of one batch, with all rows of a '
                          f'class in it, got {given}')
     own = None if self_index is None else own_columns(self_index, B, R, device)
+    reader = reader_of(loss)
     if tuples is not None:
+        if reader is not None:
+            raise ValueError(f'tuples: expected None, since the labels of {type(reader).__name__} '
+                             'say who belongs with whom, got some')
         own = own_or_default(own, B, device, alone)
         masks, triplets = explicit_pairs(tuples, B, R, device, own)
         return Batch(None, None, own, masks, triplets)
     if labels is None:
         raise ValueError('labels: expected one integer for each row, or tuples that name the pairs'
                          ', got neither')
-    y = as_labels(labels, B, device, columns=R)
-    if y.dtype == torch.bool:
+    read = as_labels if reader is None else reader.read_labels
+    y = read(labels, B, device, columns=R)
+    if reader is None and y.dtype == torch.bool:
         if demanding is not None:
             raise ValueError(f'{name}: expected integer classes, got a boolean matrix')
         own = own_or_default(own, B, device, alone)
@@ -80,10 +117,12 @@ def make_batch(
         return Batch(None, None, own, (y & other, ~y & other))
     if alone:
         return label_batch(loss, y, y)
+    if reader is not None and reader.reads_pairs:
+        return label_batch(loss, y, y, own, alone=False)
     if ref_labels is None:
         raise ValueError(f'ref_labels: expected one integer for each of the {R} references, got '
                          'none')
-    y_ref = as_labels(ref_labels, R, device, name='ref_labels')
+    y_ref = read(ref_labels, R, device, name='ref_labels')
     return label_batch(loss, y, y_ref, own, alone=False)
 
 # %% ../../nbs/04_engine.inputs.ipynb #8473aed6

@@ -25,8 +25,10 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core import full_precision
-from .ranks import Classes, Rows, Workers, all_ranks, as_ids, shared_codes
+from ..core import full_precision, product
+from .ranks import (
+    Classes, Rows, Workers, all_ranks, as_ids, as_ranks, count_reaching, first_largest,
+    shared_codes, thresholds)
 from ..support.validate import check_number
 
 # %% ../../nbs/40_evaluation.retrieval.ipynb #db4c4e92
@@ -319,6 +321,58 @@ def two_sides(
     x.dtype = g.dtype = torch.promote_types(x.dtype, g.dtype)
     return x, g
 
+# %% ../../nbs/40_evaluation.retrieval.ipynb #bd684a23
+def check_beside(
+    name:str, # of the argument
+    values, # of the queries
+    gallery_values, # of the gallery
+    alone:bool, # there is no gallery
+):
+    "Raises ValueError for values of one side alone"
+    if (values is None) != (gallery_values is None) and (not alone or values is None):
+        raise ValueError(f'{name}, gallery_{name}: expected both with a gallery, {name} alone '
+                         'without one, got one')
+    if alone and gallery_values is not None:
+        raise ValueError(f'gallery_{name}: expected a gallery with them, got none')
+
+def beside(
+    name:str,
+    values, # (B,) or None
+    gallery_values, # (G,), or None without a gallery
+    n:int, # B
+    m:int, # G
+) -> tuple: # (B,) and (G,) int64 codes, or None and None
+    if values is None: return None, None
+    other = None if gallery_values is None else as_ids(gallery_values, m, f'gallery_{name}')
+    return shared_codes(as_ids(values, n, name), other, name)
+
+def ranks_outside(
+    queries:Rows,
+    gallery:Rows, # the same object for a set searched in itself
+    classes:Classes,
+    own:Tensor, # (B,) codes of groups, −1 for none
+    gallery_own:Tensor, # (G,)
+    most:int=2**24, # similarities held at once
+):
+    "As `all_ranks`, each query searched in what is outside of its own group"
+    items = classes.gallery                                                     # (G',)
+    g = gallery.unit(items)                                                     # (G', D)
+    for rows in classes.rows.split(max(1, most // len(items))):
+        S = product(queries.unit(rows), g.T)                                    # (b, G')
+        same = classes.y[rows, None] == classes.gy[items]
+        outside = (own[rows, None] != gallery_own[items]) | (own[rows, None] < 0)
+        if classes.alone:
+            outside &= rows[:, None] != items
+        if classes.cameras is not None:
+            camera = classes.cameras[rows, None]
+            outside &= ~same | (classes.gallery_cameras[items] != camera) | (camera < 0)
+        same, outside = same.to(S.device), outside.to(S.device)
+        wrong = S.masked_fill(same | ~outside, -torch.inf)
+        t = thresholds(S, same & outside)                                       # (b, m)
+        r = as_ranks(t, count_reaching(wrong, t.T.contiguous()).T)
+        nearest = items.to(S.device)[first_largest(wrong)]
+        yield rows, r, nearest.masked_fill(r[:, 0] == 1, -1)
+
 # %% ../../nbs/40_evaluation.retrieval.ipynb #2deaf83b
 @torch.no_grad()
 def evaluate(
@@ -328,6 +382,8 @@ def evaluate(
     gallery_labels=None, # (G,)
     cameras=None, # (B,) integers or strings: same label and same camera is not ranked
     gallery_cameras=None, # (G,)
+    groups=None, # (B,) integers or strings: no item of the own group is ranked; negative: none
+    gallery_groups=None, # (G,)
     ks=(1, 2, 4, 8), # cut-offs of recall@k, cmc@k, precision@k
     no_match:str='skip', # queries without a right item: 'skip' or count as a 'miss' (0)
     device=None, # where to compute, default where a tensor is, the CPU for an array
@@ -336,18 +392,16 @@ def evaluate(
     The counts are `queries`, `gallery`, `unmatched` (queries without a right item) and `unlabelled`
     (rows left out). Means over no query are NaN. Of an array on a disk only blocks are held in
     memory; the blocks of an iterator are put together, in their own precision.
-    Raises TypeError or ValueError, naming the argument, for what cannot be embeddings, labels,
-    cameras or cut-offs, and ValueError without a labelled query and a labelled gallery item."""
+    Pictures of a group, as a burst, never answer each other; with groups the whole gallery is held
+    in memory. Raises TypeError or ValueError, naming the argument, for what cannot be embeddings,
+    labels, cameras, groups or cut-offs, and ValueError without a labelled query and a labelled gallery item."""
     ks, alone = check_ks(ks), gallery is None
     if no_match not in ('skip', 'miss'):
         raise ValueError(f"no_match: expected 'skip' or 'miss', got {no_match!r}")
     if alone != (gallery_labels is None):
         raise ValueError('gallery, gallery_labels: expected both or neither, got one')
-    if (cameras is None) != (gallery_cameras is None) and (not alone or cameras is None):
-        raise ValueError('cameras, gallery_cameras: expected both with a gallery, cameras alone '
-                         'without one, got one')
-    if alone and gallery_cameras is not None:
-        raise ValueError('gallery_cameras: expected a gallery with them, got none')
+    check_beside('cameras', cameras, gallery_cameras, alone)
+    check_beside('groups', groups, gallery_groups, alone)
 
     x, g = two_sides(z, gallery, labels, gallery_labels, device)
     ids = as_ids(labels, len(x))
@@ -357,15 +411,13 @@ def evaluate(
     if not queries or not items:
         raise ValueError('labels: expected at least one labelled query and one labelled gallery '
                          f'item, got {queries} and {items}')
-    c = gc = None
-    if cameras is not None:
-        c = as_ids(cameras, len(x), 'cameras')
-        other = None if alone else as_ids(gallery_cameras, len(g), 'gallery_cameras')
-        c, gc = shared_codes(c, other, 'cameras')
+    c, gc = beside('cameras', cameras, gallery_cameras, len(x), len(g))
+    own, gallery_own = beside('groups', groups, gallery_groups, len(x), len(g))
 
     classes = Classes(y, gy, alone, c, gc)
     with full_precision(x.device), Workers(x.device) as workers:
-        blocks = all_ranks(x, g, classes, workers)
+        blocks = all_ranks(x, g, classes, workers) if own is None else ranks_outside(
+            x, g, classes, own, gallery_own)
         per_query, nearest, unmatched = collect(blocks, len(x), y >= 0, ks, no_match == 'skip')
     means = {key: values.nanmean().item() for key, values in per_query.items()}
     means |= dict(queries=queries, gallery=items, unmatched=unmatched, unlabelled=len(x) - queries)

@@ -18,9 +18,12 @@ __all__ = []
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from importlib import metadata
 from statistics import quantiles
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..support.results import extra_memory, write_bench
 from ..support.validate import check_number
@@ -57,6 +60,7 @@ class Comparison:
     make:str = 'batch' # which data: a name of `DATA`
     turns:int = 9 # at most
     memory:bool = True # is it measured
+    operators:bool = False # are they counted
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #07d55cd1
 DATA = dict(
@@ -64,7 +68,7 @@ DATA = dict(
 def make(B):
     z = torch.randn(B, {D}, requires_grad=True)
     return z, (torch.arange(B) // 4)[torch.randperm(B)], z.detach()
-small, whole = (64,), ({B},)
+small, whole = (min(64, {B}),), ({B},)
 """,
     gallery="""
 def make(B, classes):
@@ -78,6 +82,20 @@ def make(B):
     y = torch.arange(B) // 4
     return torch.randn(B, 3, {side}, {side}), y, None
 small, whole = (8,), ({B},)
+""",
+    photos="""
+import atexit, shutil, tempfile
+from pathlib import Path
+from PIL import Image
+def make(B):
+    root = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, root)
+    for i in range(B):
+        (root/f'{{i // 8:03}}').mkdir(exist_ok=True)
+        noise = torch.randint(0, 256, (12, 12, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(noise).resize((500, 375)).save(root/f'{{i // 8:03}}'/f'{{i:05}}.jpg')
+    return sorted(root.rglob('*.jpg')), torch.arange(B) // 8, root
+small, whole = (64,), ({B},)
 """)
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #87ebb838
@@ -110,7 +128,14 @@ for turn in range(turns):
         seconds[name].append(time.perf_counter() - start)
     if time.perf_counter() - begun > budget:
         break
-print(json.dumps(seconds))
+operators = {}
+if counted:
+    from dml_nb.experiments.benchmark import Operators
+    for name, job in jobs.items():
+        with Operators() as dispatched:
+            job()
+        operators[name] = dispatched.count.total()
+print(json.dumps([seconds, operators]))
 """
 
 
@@ -121,14 +146,34 @@ def timed(
     turns:int,
     budget:float, # seconds
     sides:list, # of `Side`
-) -> dict: # who -> seconds of all turns
+) -> tuple: # two dicts: who -> seconds of all turns; who -> operators, where they are counted
     "Raises RuntimeError with what a job said if it fails."
-    code = [program(comparison, size, threads, sides), f'turns, budget = {turns}, {budget}', TURNS]
+    code = [program(comparison, size, threads, sides), f'turns, budget = {turns}, {budget}',
+            f'counted = {comparison.operators}', TURNS]
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', '\n'.join(code)],
                           capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f'{comparison.name}: {done.stderr.strip()[-2000:]}')
     return json.loads(done.stdout.splitlines()[-1])
+
+# %% ../../nbs/67_experiments.benchmark.ipynb #3f5be0a9
+FREE = {
+    '_reshape_alias', '_unsafe_view', 'alias', 'as_strided', 'detach', 'diagonal', 'empty',
+    'empty_like', 'expand', 'new_empty', 'permute', 'select', 'slice', 'split', 'squeeze', 't',
+    'transpose', 'unbind', 'unsqueeze', 'view'}
+
+
+class Operators(TorchDispatchMode):
+    "While it is active, counts what is dispatched by name, except what is `FREE`"
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator.overloadpacket.__name__
+        if name not in FREE:
+            self.count[name] += 1
+        return operator(*args, **kwargs or {})
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #2df2a902
 def measure(
@@ -141,7 +186,7 @@ def measure(
 ) -> list: # of dicts, one for each side
     "Median seconds and their quartiles, and extra megabytes, of each side; absent ones are named."
     sides = [side for side in comparison.sides if side.version is not None]
-    seconds = timed(comparison, size, threads, turns or comparison.turns, budget, sides)
+    seconds, operators = timed(comparison, size, threads, turns or comparison.turns, budget, sides)
     rows = []
     for side in comparison.sides:
         row = dict(group=comparison.group, name=comparison.name, **size, who=side.who,
@@ -152,6 +197,8 @@ def measure(
         times = seconds[side.who]
         low, middle, high = quantiles(times * 2, n=4, method='inclusive')   # one turn is enough
         row |= dict(seconds=middle, low=low, high=high, turns=len(times))
+        if side.who in operators:
+            row['operators'] = operators[side.who]
         if memory and comparison.memory and side.who != 'limit':
             alone = program(comparison, size, threads, [side])
             try:
@@ -184,11 +231,81 @@ def against_peer(
                 'loss(z, y).backward()')
     return Comparison(group, name, sizes, (mine, Side(PML, setup, call), two_products), quick)
 
+# %% ../../nbs/67_experiments.benchmark.ipynb #e1b8f6c4
+FORMULAS = dict(
+    contrastive='''
+def formula(z, y):
+    x = torch.nn.functional.normalize(z)
+    S, same = x @ x.T, y[:, None] == y
+    positive = same & ~torch.eye(len(y), dtype=torch.bool)
+    terms = torch.where(positive, -S, 0.) + torch.where(same, 0., (S - .5).relu())
+    return terms.sum() / (len(y) * (len(y) - 1))
+''',
+    SupCon='''
+def formula(z, y):
+    x = torch.nn.functional.normalize(z)
+    S, itself = x @ x.T / .1, torch.eye(len(y), dtype=torch.bool)
+    positive = (y[:, None] == y) & ~itself
+    log_p = S - S.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    return -((log_p * positive).sum(1) / positive.sum(1)).mean()
+''',
+    InfoNCE='''
+def formula(z, y):
+    x = torch.nn.functional.normalize(z)
+    S, same = x @ x.T / .1, y[:, None] == y
+    positive = same & ~torch.eye(len(y), dtype=torch.bool)
+    others = S.masked_fill(same, -torch.inf).logsumexp(1, keepdim=True)
+    return torch.nn.functional.softplus(others - S)[positive].mean()
+''')
+
+# %% ../../nbs/67_experiments.benchmark.ipynb #77c3a1fd
+def of_small_batches(
+    name:str,
+    ours:str, # of `dml_nb.losses`
+    peer:str, # of pytorch_metric_learning.losses
+    largest:int=512, # B
+    miner:str=None, # of pytorch_metric_learning.miners
+) -> Comparison:
+    "`against_peer`, and the formula where there is one, for B = 16, 32, ..."
+    sizes = [dict(B=B, D=128) for B in (16, 32, 64, 128, 256, 512) if B <= largest]
+    found = against_peer(name, ours, peer, *sizes, quick=(sizes[1], sizes[3]), miner=miner,
+                         group='small')
+    mine, theirs, limit = found.sides
+    sides = [mine, theirs, limit]
+    if name in FORMULAS:
+        sides[2:2] = [Side('torch, the formula', FORMULAS[name], 'formula(z, y).backward()')]
+    return replace(found, sides=tuple(sides), turns=100, memory=False, operators=True)
+
+
+cosine = 'distance=distances.CosineSimilarity()'
+COMPARISONS = [
+    of_small_batches('contrastive', 'Contrastive()', f'ContrastiveLoss(1, .5, {cosine})'),
+    of_small_batches('SupCon', 'SupCon()', 'SupConLoss()'),
+    of_small_batches('InfoNCE', 'InfoNCE()', 'NTXentLoss(.1)'),
+    of_small_batches('MS, mined', 'MultiSimilarity()', 'MultiSimilarityLoss(2, 50, .5)',
+                     miner='MultiSimilarityMiner(.1)'),
+    of_small_batches('Circle', 'Circle()', 'CircleLoss()'),
+    of_small_batches('margin', 'MarginLoss()', 'MarginLoss()'),
+    of_small_batches('lifted', 'LiftedStructure()', 'GeneralizedLiftedStructureLoss()'),
+    of_small_batches('NCA', 'NCA()', 'NCALoss()'),
+    of_small_batches('FastAP', 'FastAP()', 'FastAPLoss()'),
+    of_small_batches('histogram', 'Histogram()', 'HistogramLoss(n_bins=100)', 256),
+    of_small_batches('SmoothAP', 'SmoothAP()', 'SmoothAPLoss()', 256),
+    of_small_batches('angular', 'Angular()', 'AngularLoss()', 256),
+    of_small_batches('all triplets', 'Triplet()', f'TripletMarginLoss(.1, {cosine})', 256),
+    of_small_batches('batch-hard', 'BatchHard()', f'TripletMarginLoss(.1, {cosine})',
+                     miner=f'BatchHardMiner({cosine})'),
+    *(of_small_batches(name, f'{name}({{B}} // 4, {{D}})', f'{peer}(num_classes={{B}} // 4, embedding_size={{D}})')
+      for name, peer in dict(
+          NormalizedSoftmax='NormalizedSoftmaxLoss', ProxyNCA='ProxyNCALoss',
+          CosFace='CosFaceLoss', ArcFace='ArcFaceLoss', SubCenterArcFace='SubCenterArcFaceLoss',
+          SoftTriple='SoftTripleLoss', ProxyAnchor='ProxyAnchorLoss').items())]
+
 # %% ../../nbs/67_experiments.benchmark.ipynb #bff554bd
 small, middle = dict(B=256, D=128), dict(B=512, D=128)
 large, huge, wide = dict(B=1024, D=128), dict(B=4096, D=128), dict(B=4096, D=512)
 
-COMPARISONS = [
+COMPARISONS += [
     against_peer('MS, mined', 'MultiSimilarity()', 'MultiSimilarityLoss(2, 50, .5)',
                  large, huge, wide, quick=(large, wide), miner='MultiSimilarityMiner(.1)'),
     against_peer('contrastive', 'Contrastive()', 'ContrastiveLoss()', large, huge),
@@ -302,6 +419,115 @@ COMPARISONS += [
         trained('limit', '', 'body(z).sum()')),
         quick=(dict(B=128, side=32),), make='pictures', turns=7, memory=False)]
 
+# %% ../../nbs/67_experiments.benchmark.ipynb #a6d0c1e2
+by_hand = """
+import numpy as np
+from torch.utils.data import DataLoader
+from dml_nb.training.embedding import create_embedder
+model = create_embedder('squeezenet1_1', size={side}, head=None, fit='squash', seed=0)
+class Files(list):
+    def __getitem__(self, i):
+        with Image.open(list.__getitem__(self, i)) as picture:
+            small = picture.convert('RGB').resize(({side}, {side}), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+def rows(files, workers=0):
+    with torch.inference_mode():
+        return torch.cat([model(x) for x in DataLoader(Files(files), 64, num_workers=workers)])
+"""
+faiss_alone = by_hand + """
+import faiss
+def index_of(rows):
+    index = faiss.IndexFlatIP(rows.shape[1])
+    index.add(rows.numpy())
+    return index
+def ranks(rows): # as many as recall up to 8 and MAP@R in classes of 8 take
+    return index_of(rows).search(rows.numpy(), 9)
+"""
+folder_index = by_hand + """
+from dml_nb.search import index_folder
+from dml_nb.data.pixels import KeptPixels
+def index(kept=None): index_folder(model, u, u/'index', kept=kept)
+def index_kept():
+    with KeptPixels(u/'pixels') as kept: index(kept)
+"""
+folder_report = by_hand + """
+from dml_nb.cli.models import embedded
+from dml_nb.evaluation.retrieval import evaluate
+from dml_nb.search.pictures import load_pictures
+def report():
+    found, images = embedded(model, load_pictures(u, {side}, on_error='later'))
+    return evaluate(found, images.labels)
+"""
+
+
+epoch = """
+from functools import partial
+from fastai.callback.core import Callback, CancelValidException
+from dml_nb.data import load_data
+from dml_nb.data.samplers import ClassBatchSampler
+from dml_nb.data.transforms import crop_and_flip
+from dml_nb.losses import InfoNCE
+from dml_nb.training import create_embedder, metric_dataloaders, metric_learner
+augment = partial(crop_and_flip, side=({side}, {side}), pad={side} // 16)
+class NoValidation(Callback):
+    def before_validate(self): raise CancelValidException
+def learner(root):
+    images = load_data(f'folder:{{root}}', size={side}, fit='squash')
+    loaders = metric_dataloaders(images, images.subset(range(16)), 8, 4, seed=0, augment=augment)
+    model = create_embedder('squeezenet1_1', 128, size={side}, seed=0)
+    return metric_learner(loaders, model, InfoNCE(), cbs=NoValidation())
+def learn(root):
+    if root not in made: made[root] = learner(root)
+    with made[root].no_bar(), made[root].no_logging(): made[root].fit(1)
+def by_hand(root):
+    images = load_data(f'folder:{{root}}', size={side}, fit='squash')
+    sampler = ClassBatchSampler(images.labels, 8, 4, 0)
+    model = create_embedder('squeezenet1_1', 128, size={side}, seed=0).train()
+    return DataLoader(images, batch_sampler=list(sampler)), model, torch.optim.Adam(model.parameters())
+def loop(root):
+    if ('by hand', root) not in made: made['by hand', root] = by_hand(root)
+    batches, model, optimizer = made['by hand', root]
+    for x, y in batches:
+        optimizer.zero_grad()
+        InfoNCE()(model(augment(x)), y).backward()
+        optimizer.step()
+made = {{}}
+"""
+process = by_hand + """
+import subprocess, sys
+from dml_nb.search import index_folder
+index_folder(model, u, u/'index')
+known = str(u/'index'), str(z[0])
+def python(code, *words):
+    subprocess.run([sys.executable, '-c', code, *words], check=True, capture_output=True)
+def search(): python('from dml_nb.cli import main; main()', 'search', *known)
+"""
+
+
+def around(name, ours, job, bare, by_hand, *others, B=256, turns=5):
+    "A job of ours, and the same by hand."
+    return Comparison('around', name, (dict(B=B, side=112),), (
+        Side('dml_nb', ours, job), *others, Side('limit', by_hand, bare)),
+        make='photos', turns=turns, memory=False)
+
+
+def two_workers(job, by_hand):
+    return Side('torch, two workers', by_hand, job.replace('rows(z)', 'rows(z, 2)'))
+
+
+to_file = "faiss.write_index(index_of(rows(z)), str(u/'rows.faiss'))"
+COMPARISONS += [
+    around('embed files', by_hand, 'model.embed(z, 64, progress=False)', 'rows(z)', by_hand,
+           two_workers('rows(z)', by_hand)),
+    around('index a folder', folder_index, 'index()', to_file, faiss_alone,
+           Side('dml_nb, pixels kept', folder_index, 'index_kept()'),
+           two_workers(to_file, faiss_alone)),
+    around('evaluate a folder', folder_report, 'report()', 'ranks(rows(z))', faiss_alone,
+           two_workers('ranks(rows(z))', faiss_alone)),
+    around('train an epoch', by_hand + epoch, 'learn(u)', 'loop(u)', by_hand + epoch),
+    around('dml search, import torch', process, 'search()', "python('import torch')", process,
+           B=64, turns=9)]
+
 # %% ../../nbs/67_experiments.benchmark.ipynb #7c10ced7
 imported = 'from dml_nb.losses import MultiSimilarity\n'
 as_chosen = Side('dml_nb', imported + 'loss = MultiSimilarity()', 'loss(z, y).backward()')
@@ -356,7 +582,7 @@ COMPARISONS += [beside_its_products(name) for name in LOSSES]
 
 # %% ../../nbs/67_experiments.benchmark.ipynb #c7936504
 def bench(
-    what:str='all', # a group: losses, miners, triplets, transport, evaluation, ...; or 'all'
+    what:str='all', # a group: small, losses, miners, triplets, transport, evaluation, ...; or 'all'
     folder='bench', # where a file for this kind of machine is kept
     quick:bool=False, # the important sizes only, fewer turns, no memory
     threads:int=1,
@@ -371,7 +597,7 @@ def bench(
         where = ' in a quick run' if quick else ''
         raise ValueError(f'what: expected {", ".join(groups)} or all{where}, got {what!r}')
     check_number('threads', threads, 1, integer=True)
-    hurry = dict(turns=3, budget=4., memory=False) if quick else {}
+    hurry = dict(budget=4., memory=False) if quick else {}
     everything = []
     for group in groups if what == 'all' else [what]:
         rows = []
@@ -382,7 +608,8 @@ def bench(
                 if progress:
                     sizes = ', '.join(f'{name} = {number:,}' for name, number in size.items())
                     progress(f'{group}: {comparison.name}, {sizes}')
-                rows += measure(comparison, size, threads, **hurry)
+                turns = max(3, comparison.turns // 3) if quick else comparison.turns
+                rows += measure(comparison, size, threads, turns, **hurry)
         what_it_is = ('seconds, median of turns in one process, low and high: quartiles; MB: '
                       'extra memory in a process of its own; limit: the arithmetic alone')
         content = dict(what=what_it_is, threads=threads, rows=rows)

@@ -19,7 +19,8 @@ from functools import partial
 from ..support.results import machine, versions, write_json
 from ..support.validate import check_number
 from ..data.images import ImageSet
-from .recipe import Recipe, class_count, make_loss, split_images
+from .recipe import (
+    Recipe, class_count, make_loss, official_parts, shared_classes, split_images)
 from .statistics import interval
 from .store import Shelf, device_name, own_device
 from .trial import kept_run, sizes
@@ -45,7 +46,7 @@ def comparison_rows(
             title = rival or recipe['loss']
             new = dict(loss=title, seed=recipe['seed'], seconds=0.)
             row = rows.setdefault((title, recipe['seed']), new)
-            prefix = 'unseen_' if recipe['split'] == 'class' else ''
+            prefix = '' if recipe['split'] == 'image' else 'unseen_'
             for key, value in result[part].items():
                 row[prefix + key] = value
             if part == 'trained':
@@ -69,6 +70,25 @@ def comparison_table(
     return table
 
 # %% ../../nbs/64_experiments.compare.ipynb #11a0c3a3
+#: Fields of a recipe for the letters that come with the package
+FOR_GLYPHS = dict(body_width=8, lr=6e-3)
+
+
+def asked(
+    images:ImageSet,
+    turned:bool, # train on pictures in their eight positions, for unseen classes
+) -> list: # of (`split` and `turned` of a recipe, classes to train on)
+    "New pictures of known classes, and new classes; these alone where the set holds some back."
+    if images.split is not None and {'train', 'test'} <= set(images.split.tolist()):
+        train, test = (images.subset(part) for part in official_parts(images))
+        if not shared_classes(train, test):
+            there = class_count(train)
+            return [('official', turned, 8 * there if turned else there)]
+    present = class_count(images)
+    half = (present + 1) // 2                               # that `split_by_class` trains on
+    return [('image', False, present), ('class', turned, 8 * half if turned else half)]
+
+
 def comparison_recipes(
     images:ImageSet,
     losses:list, # names in `LOSSES`
@@ -77,19 +97,20 @@ def comparison_recipes(
     batch:int=80, # pictures
     **settings, # further fields of `Recipe`
 ) -> list: # of `Recipe`
-    "Two questions for each loss and seed; the first seed keeps pictures. Raises as `Recipe`."
+    "The questions for each loss and seed; the first seed keeps pictures. Raises as `Recipe`."
     if not losses:
         raise ValueError(f'losses: expected at least one of {", ".join(LOSSES)}, got none')
     check_number('seeds', seeds, lo=1, integer=True)
     check_number('batch', batch, lo=1, integer=True)
-    present = class_count(images)
-    half = (present + 1) // 2                               # that `split_by_class` trains on
+    most = 10
+    if images.name == 'glyphs':
+        most = 20
+        settings = FOR_GLYPHS | settings
     recipes = []
     for seed in range(seeds):
         for loss in dict.fromkeys(losses):
-            questions = ('image', False, present), ('class', turned, 8 * half if turned else half)
-            for split, wide, there in questions:
-                classes = max(1, min(10, there))
+            for split, wide, there in asked(images, turned):
+                classes = max(1, min(most, there))
                 recipes.append(Recipe(
                     loss, split=split, turned=wide, classes=classes, per_class=batch // classes,
                     seed=seed, pictures=seed == 0, **settings))

@@ -39,6 +39,7 @@ from .. import DEFAULT_LOSS
 from ..support.validate import check_choice, check_flag, check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
+from ..data.classes import LEAF, check_depth
 from ..data.images import ImageSet
 from ..data.sources import load_data, name_and_path
 from ..data.splits import split_by_class, split_by_image
@@ -345,7 +346,7 @@ class Recipe:
     unlabelled:float = number(0., lo=0, below=1) # share of training images with hidden labels
     measures:list = checked(check_measures, ['retrieval']) # names in `KINDS`
     every:int = number(0, lo=0, integer=True) # steps between measurements; 0: one, at the end
-    depth:int = number(1, lo=1, integer=True) # of the folders that are classes: 2 for GROUP/CLASS
+    depth:str = checked(check_depth, LEAF) # of the folders that are classes: 'leaf' or 1, 2, ...
 
     def __repr__(self):
         "The fields that are not as they are by default."
@@ -484,7 +485,7 @@ def load_images(
 ) -> ImageSet:
     "The pictures that a recipe names. Raises as `load_data`."
     options = {} if recipe.size is None else dict(size=recipe.size)
-    if recipe.depth != 1:
+    if recipe.depth != LEAF:
         options['depth'] = recipe.depth
     return load_data(recipe.data, **options)
 

@@ -36,7 +36,15 @@ NAMES = {
 }
 QUESTIONS = {
     'image': 'held-out images, all classes', 'class': 'classes never seen in training',
+    'official': 'classes never seen in training',
 }
+
+
+def splits_of(
+    results:dict, # from `run_all`
+) -> list: # keys of `QUESTIONS`
+    "Which questions were asked."
+    return list(dict.fromkeys(run['recipe']['split'] for run in results['runs']))
 
 
 def percent(
@@ -63,18 +71,19 @@ def html_table(
     "Means ± intervals over seeds; the best mean of each measure is bold."
     table = results['table']
     sizes = {run['recipe']['split']: run['sizes']['valid'] for run in results['runs']}
-    best = {key: max(row[key][0] for row in table) for key in MEASURES if key != 'seconds'}
+    keys = [key for key in MEASURES if key in table[0]]
+    best = {key: max(row[key][0] for row in table) for key in keys if key != 'seconds'}
 
     groups, heads, lines = ['<td></td>'], ['<td></td>'], []
-    for split, what in QUESTIONS.items():
-        count = f'{sizes[split]["images"]:,} images, {sizes[split]["classes"]:,} classes'
-        groups.append(f'<th colspan="2" scope="colgroup">{what}<br>{count}</th>')
+    for split, size in sizes.items():
+        count = f'{size["images"]:,} images, {size["classes"]:,} classes'
+        groups.append(f'<th colspan="2" scope="colgroup">{QUESTIONS[split]}<br>{count}</th>')
     groups.append('<th scope="colgroup">training</th>')
-    for key in MEASURES:
+    for key in keys:
         heads.append(f'<th scope="col">{NAMES[key]}</th>')
     for row in table:
         cells = [f'<th scope="row">{escape(row["loss"])}</th>']
-        for key in MEASURES:
+        for key in keys:
             mark = ' class=best' if best.get(key) == row[key][0] else ''
             cells.append(f'<td{mark}>{plus_minus(row[key], key)}</td>')
         lines.append(f'<tr>{"".join(cells)}</tr>')
@@ -99,7 +108,7 @@ def few_classes(
     results:dict, # from `run_all`
 ) -> str:
     "How many classes there were to learn from."
-    run = next(run for run in results['runs'] if run['recipe']['split'] == 'class')
+    run = next(run for run in results['runs'] if run['recipe']['split'] != 'image')
     turned = run['recipe']['turned']
     n = run['sizes']['train']['classes'] // (8 if turned else 1)
     words = 'Zero One Two Three Four Five Six Seven Eight Nine Ten'.split()
@@ -121,6 +130,8 @@ def findings(
     said = []
     for key, where in (('map@r', 'On held-out images of all classes'),
                        ('unseen_map@r', 'Among classes never seen in training')):
+        if key not in pixels:                               # was not asked
+            continue
         best = max(rows.values(), key=lambda row: row[key][0])
         said.append(
             f'{where} the best is {best["loss"]} with MAP@R {percent(best[key][0])}: '
@@ -128,9 +139,11 @@ def findings(
             f'({percent(untrained[key][0])}) and {clearly(best[key], pixels[key])} raw pixels '
             f'({percent(pixels[key][0])}).')
     easy = '8×8 digits are easy for pixels: raw' if results['data']['name'] == 'digits' else 'Raw'
-    easy += f' pixels alone have R@1 {percent(pixels["recall@1"][0])} on all classes and '
-    easy += f'{percent(pixels["unseen_recall@1"][0])} on the unseen ones'
-    if min(pixels['recall@1'][0], pixels['unseen_recall@1'][0]) > .9:
+    wheres = {'recall@1': 'all classes', 'unseen_recall@1': 'the unseen ones'}
+    known = {key: f'{percent(pixels[key][0])} on {where}'
+             for key, where in wheres.items() if key in pixels}
+    easy += f' pixels alone have R@1 {" and ".join(known.values())}'
+    if min(pixels[key][0] for key in known) > .9:
         easy += ', so R@1 leaves little room and MAP@R is the measure to watch'
     return [*said, f'{easy}.', few_classes(results)]
 
@@ -162,16 +175,20 @@ def curve_figure(
 ) -> tuple: # figure, title, sentence
     "MAP@R on held-back images after each epoch, from the untrained network on."
     losses = list(results['losses'])
+    splits = splits_of(results)
     with style():
-        fig, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    for ax, (split, title) in zip(axes, QUESTIONS.items()):
+        fig, axes = plt.subplots(1, len(splits), figsize=(5 * len(splits), 3.6), sharey=True,
+                                 squeeze=False)
+    axes = axes[0]
+    for ax, split in zip(axes, splits):
         runs = [run for run in results['runs'] if run['recipe']['split'] == split]
         series = {loss: [] for loss in losses}
         for run in runs:
             shares = [run['untrained']['map@r'], *(epoch['map@r'] for epoch in run['curve'])]
             series[run['recipe']['loss']].append([100 * share for share in shares])
         ylabel = 'MAP@R (%)' if ax is axes[0] else ''
-        curves(series, ax=ax, xlabel='epoch (0: untrained)', ylabel=ylabel, title=title)
+        curves(series, ax=ax, xlabel='epoch (0: untrained)', ylabel=ylabel,
+               title=QUESTIONS[split])
         pixels = 100 * np.mean([run['pixels']['map@r'] for run in runs])
         ax.axhline(pixels, color='0.45', ls=':', lw=1.5, label='raw pixels')
         if ax.get_legend():
@@ -180,16 +197,15 @@ def curve_figure(
         axes[0].legend()
 
     rows = {row['loss']: row for row in results['table']}
-    start = rows['untrained']
-    ends = [
-        f'{loss} to {percent(rows[loss]["map@r"][0])} and {percent(rows[loss]["unseen_map@r"][0])}'
-        for loss in losses
-    ]
+    wheres = {'map@r': 'held-out images', 'unseen_map@r': 'unseen classes'}
+    keys = [key for key in wheres if key in rows['untrained']]
+    start = ' and '.join(f'{percent(rows["untrained"][key][0])} on {wheres[key]}' for key in keys)
+    ends = [f'{loss} to {" and ".join(percent(rows[loss][key][0]) for key in keys)}'
+            for loss in losses]
+    order = ', in the same order,' if len(keys) > 1 else ''
     return fig, 'Learning curves', (
-        f'MAP@R starts at {percent(start["map@r"][0])} on held-out images and '
-        f'{percent(start["unseen_map@r"][0])} on unseen classes and goes, in the same order, with '
-        f'{"; ".join(ends)}. Lines are means over seeds, bands reach from the lowest to the '
-        'highest seed.')
+        f'MAP@R starts at {start} and goes{order} with {"; ".join(ends)}. Lines are means over '
+        'seeds, bands reach from the lowest to the highest seed.')
 
 # %% ../../nbs/66_experiments.report.ipynb #3ed4333e
 def held_out_items(
@@ -202,7 +218,7 @@ def held_out_items(
 
 def tsne_figure(
     results:dict, # from `run_all`
-    split:str, # 'image' or 'class'
+    split:str, # in `QUESTIONS`
     images:ImageSet, # for the names of classes
 ) -> tuple: # figure, title, sentence
     "The first seed's t-SNE of the untrained network and of each trained one."
@@ -213,7 +229,8 @@ def tsne_figure(
     for run in runs:
         panels.append((run['recipe']['loss'], run['pictures']['after'], run['trained']))
 
-    labels = held_out_items(first, images).labels[first['pictures']['shown']]
+    held_out = held_out_items(first, images)
+    labels = held_out.labels[first['pictures']['shown']]
     present = len(set(labels))
     with style():
         fig, axes = plt.subplots(1, len(panels), figsize=(3 * len(panels) + 1, 3.2), squeeze=False)
@@ -225,14 +242,15 @@ def tsne_figure(
 
     ends = [f'{percent(found["map@r"])} ({name})' for name, _, found in panels[1:]]
     return fig, f't-SNE before and after: {QUESTIONS[split]}', (
-        f'{len(labels):,} images of {present:,} classes, seed {first["recipe"]["seed"]}: MAP@R '
-        f'goes from {percent(first["untrained"]["map@r"])} (untrained) to {", ".join(ends)}. '
+        f'{len(labels):,} of {len(held_out):,} images, of {present:,} classes, seed '
+        f'{first["recipe"]["seed"]}. MAP@R among all goes from '
+        f'{percent(first["untrained"]["map@r"])} (untrained) to {", ".join(ends)}. '
         't-SNE keeps neighbours together; distances between groups mean little.')
 
 # %% ../../nbs/66_experiments.report.ipynb #0c7a9975
 def neighbour_figure(
     results:dict, # from `run_all`
-    split:str, # 'image' or 'class'
+    split:str, # in `QUESTIONS`
     images:ImageSet,
 ) -> tuple: # figure, title, sentence
     "Some queries of the best loss's first seed, from the worst to one without fault."
@@ -297,11 +315,11 @@ def report(
         note = f'Mean ± half-width of the 95 % Student-t interval over {seeds} seeds'
     else:
         note = 'One seed, so no interval'
-    note += '; R@1 and MAP@R in percent, seconds of both trainings. Each image is searched among '
+    note += '; R@1 and MAP@R in percent, seconds of training. Each image is searched among '
     note += 'all others that were held back; bold: the best mean.'
 
     drawn = [curve_figure(results)]
-    for split in QUESTIONS:
+    for split in splits_of(results):
         drawn.append(tsne_figure(results, split, images))
         drawn.append(neighbour_figure(results, split, images))
     page = [

@@ -147,21 +147,27 @@ def picture_data(
     labels:np.ndarray, # (N,) integers
     seed:int=0, # of the sample and of t-SNE
     most:int=400, # pictures looked at
+    classes:int=10, # of them at most, so that the eye can tell them apart
     queries:int=6, # how many to keep, from the worst to the first without a wrong neighbour
     k:int=9, # neighbours of each
 ) -> dict: # JSON values; indices into the N
-    "t-SNE of both embeddings and some queries with their neighbours, in a sample of `most`."
+    "t-SNE of both embeddings of a sample, and some of it with their neighbours among all."
     labelled = np.flatnonzero(labels >= 0)
-    shown = np.sort(np.random.default_rng(seed).permutation(labelled)[:most])
+    rng = np.random.default_rng(seed)
+    present = np.unique(labels[labelled])
+    sampled = labelled
+    if len(present) > classes:                              # whole classes: likes stay together
+        sampled = labelled[np.isin(labels[labelled], rng.permutation(present)[:classes])]
+    shown = np.sort(rng.permutation(sampled)[:most])
     n = len(shown)
-    y = torch.as_tensor(labels[shown])
     tsne = TSNE(
         perplexity=min(30., (n - 1) / 3), init='random', learning_rate='auto', random_state=seed)
     places = [tsne.fit_transform(z[shown].numpy()).astype(float).round(2) for z in (before, after)]
 
-    S = similarities(after[shown]).fill_diagonal_(-torch.inf)       # (n, n)
-    nearest = S.topk(min(k, n - 1)).indices                         # (n, k)
-    right = y[nearest] == y[:, None]                                # (n, k)
+    S = similarities(after[shown], after[labelled])                 # (n, labelled)
+    S[torch.arange(n), torch.as_tensor(np.searchsorted(labelled, shown))] = -torch.inf     # itself
+    nearest = labelled[S.topk(min(k, len(labelled) - 1)).indices.numpy()]               # (n, k)
+    right = torch.as_tensor(labels[nearest] == labels[shown][:, None])                  # (n, k)
     any_wrong = int((~right).any(1).sum())
     from_worst = right.sum(1).argsort(stable=True)                  # (n,)
     last = min(max(any_wrong, queries - 1), n - 1)                  # the first without a wrong one
@@ -171,7 +177,7 @@ def picture_data(
         before=places[0].tolist(),
         after=places[1].tolist(),
         queries=shown[picked].tolist(),
-        neighbours=shown[nearest[picked].numpy()].tolist(),
+        neighbours=nearest[picked.numpy()].tolist(),
         right=right[picked].tolist(),
         any_wrong=any_wrong,
         share_right=float(right.double().mean()),

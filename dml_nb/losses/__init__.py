@@ -18,6 +18,7 @@ from dml_nb.losses.proxies import (
     ArcFace, CosFace, NormalizedSoftmax, Proxies, ProxyAnchor, ProxyNCA, SoftTriple,
     SubCenterArcFace)
 from dml_nb.losses.ranking import FastAP, RankedList, RecallAtK, SmoothAP
+from dml_nb.losses.structure import Graded, Levels, Shares
 from dml_nb.losses.triplet import (
     HAP2S, BatchHard, HardTriplets, RandomTriplets, SemiHard, Triplet)
 
@@ -25,11 +26,11 @@ __all__ = [
     'AdaptedTriplet', 'Angular', 'AngularNPairs', 'ArcFace', 'BatchHard', 'BinLifted',
     'Binomial', 'CIT', 'CentroidTriplet', 'Circle', 'ClassDiscrepancy', 'Contrastive',
     'CosFace', 'DCDL', 'DRO', 'DROKL', 'DROKLGrouped', 'DROTopK', 'DROTopKPN',
-    'DistanceWeighted', 'EqualWeights', 'FastAP', 'HAP2S', 'HardTriplets', 'Histogram',
-    'InfoNCE', 'IntraPairVariance', 'LiftedStructure', 'LiftedStructureStar', 'MarginLoss',
+    'DistanceWeighted', 'EqualWeights', 'FastAP', 'Graded', 'HAP2S', 'HardTriplets', 'Histogram',
+    'InfoNCE', 'IntraPairVariance', 'Levels', 'LiftedStructure', 'LiftedStructureStar', 'MarginLoss',
     'MultiSimilarity', 'MultiSimilarityMiner', 'NCA', 'NPairs', 'NormalizedSoftmax', 'Proxies',
     'ProxyAnchor', 'ProxyNCA', 'RandomTriplets', 'RankedList', 'RecallAtK', 'SelectionBias',
-    'SemiHard', 'SemiHardPairs', 'SigLIP', 'SmoothAP', 'SoftTriple', 'SubCenterArcFace',
+    'SemiHard', 'SemiHardPairs', 'Shares', 'SigLIP', 'SmoothAP', 'SoftTriple', 'SubCenterArcFace',
     'SupCon', 'Triplet', 'TupletMargin', 'c_index', 'class_ratio', 'concordance',
     'generalization_bound', 'induced_counts', 'matching_loss', 'nearest_class_mean',
     'semi_matching_loss',

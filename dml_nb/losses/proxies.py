@@ -213,8 +213,8 @@ class ClassSoftmax(PairLoss):
         self.centers = centers
 
     def eased(self, own):
-        "ψ and ψ' of the similarities to the own class, (b, 1)."
-        return own - self.margin, torch.ones_like(own)
+        "ψ and -ψ' of the similarities to the own class, (b, 1)."
+        return own - self.margin, torch.full_like(own, -1.)
 
     def by_center(self, S):
         "A copy (K, b, C) of S (b, C K): sums over a short last dimension would be slow."
@@ -232,12 +232,11 @@ class ClassSoftmax(PairLoss):
         eased, slope = self.eased(M.gather(1, at))
         logits = torch.mul(M, self.scale, out=pairs.buffer(M)).scatter_(1, at, -inf)
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
-        x = torch.sub(wrong, eased, alpha=self.scale)                    # of a wrong class
-        x.masked_fill_(y < 0, -inf)
+        x = (wrong - self.scale * eased).masked_fill_(y < 0, -inf)       # of a wrong class
         items = (pairs.batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
         r = x.sigmoid().mul_(self.scale).div_(items)
-        W = softmax.scatter_(1, at, slope.neg_()).mul_(r)
+        W = softmax.scatter_(1, at, slope).mul_(r)
         return value, W if slopes is None else slopes.mul_(W).permute(1, 2, 0).flatten(1)
 
 
@@ -254,7 +253,7 @@ class PlainSoftmax(ClassSoftmax):
         return 1 / self.temperature
 
     def eased(self, own):
-        return own, torch.ones_like(own)
+        return own, torch.full_like(own, -1.)
 
 # %% ../../nbs/25_losses.proxies.ipynb #939c105b
 class NormalizedSoftmax(Proxies):
@@ -306,7 +305,7 @@ class ArcSoftmax(ClassSoftmax):
         sine, inverse = root(1 - own * own)
         past = own < -cos(margin)                                        # θ > π - m
         eased = (cos(margin) * own).sub_(sine, alpha=sin(margin))
-        slope = (own * inverse).mul_(sin(margin)).add_(cos(margin)).masked_fill_(past, 1.)
+        slope = (own * inverse).mul_(-sin(margin)).sub_(cos(margin)).masked_fill_(past, -1.)
         return torch.where(past, own - margin * sin(margin), eased), slope
 
 # %% ../../nbs/25_losses.proxies.ipynb #cc422acf

@@ -3,7 +3,8 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'index': ['EmbeddingIndex'],
-    'everyday': ['load_pictures', 'train_embedder'],
+    'pictures': ['load_pictures'],
+    'everyday': ['train_embedder'],
     'folders': ['index_folder', 'search_folder'],
     'browser': ['browse'],
 })

@@ -14,7 +14,6 @@ __all__ = ['train_embedder']
 
 # %% ../../nbs/58_search.everyday.ipynb #e7f25257
 import json
-import os
 import time
 import warnings
 from contextlib import redirect_stdout
@@ -37,8 +36,6 @@ from ..support.results import code_hash, machine, versions, write_json
 from ..support.storage import one_writer
 from ..support.validate import check_number
 from ..data.images import ImageSet
-from ..data.sources import load_data, options_of
-from ..data.splits import split_by_class, split_by_image
 from ..data.transforms import crop_and_flip, jitter_images
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
@@ -47,77 +44,7 @@ from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
 from ..evaluation.retrieval import evaluate
-
-# %% ../../nbs/58_search.everyday.ipynb #ea8f7174
-def load_pictures(
-    data, # as `load_data` takes it
-    size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
-    fit:str='squash', # how files get that size
-    mode:str=None, # 'L' for grey files
-    depth:int=1, # of the folders that are the classes: 2 for photos/GROUP/CLASS
-    tell=None, # (pictures read, of all) -> None
-) -> ImageSet:
-    """Like `load_data`, leaving out what cannot be read, and warning of pictures that lie beside
-    the folders of the classes. Raises as `load_data`."""
-    taken = options_of(data)
-    from_files = 'fit' in taken
-    folder = Path(os.fspath(data).removeprefix('folder:')).expanduser()
-    wanted = dict(size=size or (128 if from_files else None), fit=fit, on_error='skip', mode=mode,
-                  tell=tell)
-    options = {name: value for name, value in wanted.items()
-               if value is not None and (name in taken or name == 'size')}
-    if depth != 1:
-        options['depth'] = depth
-    images = load_data(data, **options)
-    if from_files and folder.is_dir():
-        warn_of_depth(images, folder)
-    return images
-
-
-def warn_of_depth(
-    images:ImageSet,
-    folder:Path, # of the folders of the classes, or of their groups
-):
-    "Warns where folders of folders were taken for classes."
-    read = [Path(images.source.paths[i]) for i in images.index]
-    places = [path.relative_to(folder).parts[:-1] for path in read]
-    depth = min(map(len, places))
-    deeper = {place[:depth] for place in places}
-    names = {place[-1] for place in deeper}
-    if depth > images.depth and len(names) == len(deeper) > len(images.classes):
-        warnings.warn(
-            f'{folder}: its {len(images.classes):,} folders are taken for the classes '
-            f'({", ".join(images.classes[:2])} ...), though no picture lies in them, but in '
-            f'{len(deeper):,} folders below. If those are the classes, --depth {depth} '
-            f'(depth={depth}) takes those', stacklevel=3)
-
-# %% ../../nbs/58_search.everyday.ipynb #ce87def2
-def hold_back(
-    images:ImageSet,
-    share:float=.2, # of the classes, or of the pictures of each
-    seed:int=0, # which ones
-) -> tuple: # train, valid, and 'split', 'class' or 'image': what is held back
-    """What to train on and what to judge by. Raises `ValueError` for fewer than two classes, and
-    where no two of what is held back belong together."""
-    check_number('share', share, above=0, below=1)
-    present = np.unique(images.labels[images.labels >= 0])
-    if len(present) < 2:
-        raise ValueError(f'data: expected at least two classes, got {len(present)}')
-    if images.split is not None and {'train', 'test'} <= set(images.split.tolist()):
-        parts = [images.split == 'train', images.split == 'test']
-        how = 'split'
-    elif len(present) < 4:
-        parts, how = split_by_image(images.labels, share, seed), 'image'
-    else:
-        away = min(max(2, round(share * len(present))), len(present) - 2)
-        order = np.random.default_rng(seed).permutation(present)
-        parts, how = split_by_class(images.labels, np.sort(order[away:])), 'class'
-    train, valid = (images.subset(part) for part in parts)
-    counts = np.unique(valid.labels[valid.labels >= 0], return_counts=True)[1]
-    if counts.max(initial=0) < 2:
-        raise ValueError(f'data: expected two pictures of a class among those held back, of '
-                         f'{len(images)} pictures {len(valid)} were, no two of them of one class')
-    return train, valid, how
+from .pictures import hold_back
 
 # %% ../../nbs/58_search.everyday.ipynb #9b26321a
 def check_body(
@@ -397,12 +324,14 @@ def train_embedder(
     embedder = new_embedder(images, arch, weights, dim, seed)
     loss = loss_for(loss, known, embedder.dim, seed)
     data = dict(name=images.name, sha256=images.sha256())
+    rule = {name: getattr(images, name) for name in ('depth', 'columns', 'group')
+            if getattr(images, name) is not None}
     settings = dict(
-        data=data, depth=images.depth, loss=loss_text(loss), body=arch,
+        data=data, **rule, loss=loss_text(loss), body=arch,
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
         held_out=held_out, held_back=how, seed=seed, device=default_device().type)
-    facts = dict(data=data, depth=images.depth, loss=settings['loss'], held_back=how,
+    facts = dict(data=data, **rule, loss=settings['loss'], held_back=how,
                  versions=versions(), code=code_hash(), machine=machine())
     with one_writer(out):
         record = begin_record(out/'training.json', settings, fresh)
@@ -416,25 +345,3 @@ def train_embedder(
                 fit_and_record(learn, record, out/'training.json')
         remove_checkpoints(out/'checkpoints')
     return record
-
-# %% ../../nbs/58_search.everyday.ipynb #2a49eadc
-def held_back_of(
-    out, # folder from `train_embedder`
-    images:ImageSet, # those that it was trained on
-) -> ImageSet: # those that judged it
-    "Raises `ValueError` for no record of a training there, and for other pictures."
-    path = Path(out).expanduser()/'training.json'
-    if not path.is_file():
-        raise ValueError(f'{out}: expected a folder with a training.json to know what was held '
-                         'back, there is none')
-    try:
-        settings = json.loads(path.read_text(encoding='utf-8'))['settings']
-        name, digest = settings['data']['name'], settings['data']['sha256']
-        held_out, seed = settings['held_out'], settings['seed']
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}: expected a record of training, got a damaged file '
-                         f'({error})') from error
-    if digest != images.sha256():
-        raise ValueError(f"data: expected the pictures of the training ({name})"
-                         ' to know what was held back, got others')
-    return hold_back(images, held_out, seed)[1]

@@ -17,37 +17,46 @@ import os
 from pathlib import Path
 
 import torch
-from joblib import Parallel, delayed, effective_n_jobs
 
 from ..support.storage import one_writer, write_atomically
 from ..support.validate import check_number
 from ..data.images import small_jpeg
-from ..data.readers import class_of
-from ..training.embedding import Embedder, Pictures
+from ..data.readers import file_at
+from ..training.embedding import Embedder, _rows_of
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
+from .pictures import located
 
 # %% ../../nbs/58_search.folders.ipynb #3ec1ffec
 def embed_part(
     embedder:Embedder,
     files:list, # of paths
     bs:int, # pictures at once
-) -> tuple: # tensors of rows; which files they are of; {file: why it was left out}
-    "Batch by batch, and one by one where a batch has a file that is no picture."
-    rows, kept, skipped = [], [], {}
-    for lo in range(0, len(files), bs):
-        part = files[lo:lo + bs]
-        try:
-            rows.append(embedder.embed(part, bs, progress=False))
-            kept += part
-        except (ValueError, OSError):
-            for file in part:                            # which one is it?
-                try:
-                    rows.append(embedder.embed(file, progress=False))
-                    kept.append(file)
-                except (ValueError, OSError) as error:
-                    skipped[file] = str(error)
-    return rows, kept, skipped
+    **options, # of `_rows_of`
+) -> tuple: # (n, dim) embeddings; {place in the list: why it was left out}
+    faults = {}
+    return _rows_of(embedder, embedder, files, bs, faults=faults, **options), faults
+
+
+def embed_in_parts(
+    embedder:Embedder,
+    files:list, # of paths
+    bs:int, # pictures at once
+    tell=None, # (files done, of all) -> None
+) -> tuple: # as `embed_part`
+    "By the processes of joblib's backend. Each part takes the network along."
+    from joblib import Parallel, delayed
+    parts = [files[lo:lo + 16 * bs] for lo in range(0, len(files), 16 * bs)]
+    found = Parallel(return_as='generator')(
+        delayed(embed_part)(embedder, part, bs) for part in parts)
+    rows, faults, done = [], {}, 0
+    for part, (z, wrong) in zip(parts, found):
+        rows.append(z)
+        faults |= {done + i: why for i, why in wrong.items()}
+        done += len(part)
+        if tell is not None:
+            tell(done, len(files))
+    return torch.cat(rows), faults
 
 
 def embed_readable(
@@ -55,60 +64,54 @@ def embed_readable(
     files:list, # of paths
     bs:int=64, # pictures at once
     tell=None, # (files done, of all) -> None
+    kept=None, # `KeptPixels` of earlier commands, or None
 ) -> tuple: # (N, dim) embeddings; which files they are of; {file: why it was left out}
     """Embeddings of all files that are pictures; in the processes of a cluster where
     `joblib.parallel_config` names one. Raises `ValueError` if none is."""
-    many = 1 if effective_n_jobs(None) == 1 else 16         # each part takes the network along
-    parts = [files[lo:lo + many * bs] for lo in range(0, len(files), many * bs)]
-    found = Parallel(return_as='generator')(
-        delayed(embed_part)(embedder, part, bs) for part in parts)
-    rows, kept, skipped = [], [], {}
-    for z, of, left_out in found:
-        rows += z
-        kept += of
-        skipped |= left_out
-        if tell is not None:
-            tell(len(kept) + len(skipped), len(files))
-    if not rows:
-        why = next(iter(skipped.values()), 'there are no files')
+    from joblib import effective_n_jobs                     # a search does without
+    if effective_n_jobs(None) == 1:
+        z, faults = embed_part(embedder, files, bs, tell=tell, kept=kept)
+    else:
+        z, faults = embed_in_parts(embedder, files, bs, tell)
+    if not len(z):
+        why = next(iter(faults.values()), 'there are no files')
         raise ValueError(f'images: expected at least one picture, none could be read: {why}')
-    return torch.cat(rows), kept, skipped
+    fine = [file for i, file in enumerate(files) if i not in faults]
+    return z, fine, {files[i]: why for i, why in faults.items()}
 
 # %% ../../nbs/58_search.folders.ipynb #cf37bc2b
 def index_folder(
     embedder:Embedder,
-    folder, # of pictures, at any depth; or one file
+    folder, # of pictures, at any depth; or a zip or a table, as `load_data` takes it, or one file
     out, # folder of the index, made if need be
     kind:str='flat', # as in `EmbeddingIndex`
     tell=None, # (files done, of all) -> None
-    depth:int=None, # of the folders that are the labels; None: as in the embedder's training
-) -> dict: # pictures, skipped: {file: why}, root
+    depth=None, # of the folders that are the labels; None: as in the embedder's training
+    kept=None, # `KeptPixels` of earlier commands, or None
+    columns=None, # what those of a table are called; None: as in the embedder's training
+    images=None, # where the pictures of a table lie; None: beside it
+) -> dict: # pictures, skipped: {file: why}, root, first: a picture
     """Embed every picture and write the index with the embedder, replacing one that is there.
+    Warns where labels are decided by another rule than those of the embedder's training.
 
     Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture, `OSError`
     naming a file that cannot be written, or the process that is writing there."""
-    root = Path(folder).expanduser().resolve()
-    if not root.exists():
-        raise FileNotFoundError(f'images: expected a folder of pictures, got {folder}, and '
-                                'there is no such folder')
-    files = Pictures(root, None, None, 'cut').items
-    if not files:
-        raise ValueError(f'images: expected pictures in {folder}, found none')
     facts = getattr(embedder, 'facts', {})
-    depth = facts.get('depth', 1) if depth is None else depth
-    check_number('depth', depth, lo=1, integer=True)
     with one_writer(out):
-        z, kept, skipped = embed_readable(embedder, files, tell=tell)
-        base = root if root.is_dir() else root.parent
+        base, names, labels = located(folder, facts, depth=depth, columns=columns, images=images)
+        if not names:
+            raise ValueError(f'images: expected pictures in {folder}, found none')
+        base.path = base.path.resolve()
+        files = [base[name] for name in names]
+        z, fine, skipped = embed_readable(embedder, files, tell=tell, kept=kept)
         index = EmbeddingIndex(z.shape[1], kind, embedder)
-        places = [file.relative_to(base) for file in kept]
-        index.add(z, metadata=[
-            dict(path=place.as_posix(), label='/'.join(class_of(place.parts[:-1], depth)))
-            for place in places])
+        index.add(z, metadata=[dict(path=name, label=label)
+                               for file, name, label in zip(files, names, labels)
+                               if file not in skipped])
         index._pictures = dict(root=str(base), network=embedder.config, facts=facts)
         index._weights = tensor_bytes(embedder.state_dict())
         index.save(out)
-    return dict(root=str(base), pictures=len(kept),
+    return dict(root=str(base), pictures=len(fine), first=str(fine[0]),
                 skipped={str(file): why for file, why in skipped.items()})
 
 # %% ../../nbs/58_search.folders.ipynb #8576df76
@@ -128,7 +131,7 @@ def open_search(
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def search_folder(
     out, # folder from `index_folder`
-    images, # files, or one
+    images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
     k:int=10, # answers for each
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, a query itself left out.
@@ -138,13 +141,13 @@ def search_folder(
     check_number('k', k, lo=1, integer=True)
     index, embedder, root = open_search(out)
     images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
-    queries = [Path(image).expanduser().resolve() for image in images]
+    queries = [file_at(Path(image).expanduser().resolve()) for image in images]
     similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1)
     answers = []
     for query, row, numbers in zip(queries, similarities.tolist(), ids):
         found = []
         for similarity, fact in zip(row, index.metadata(numbers)):
-            if fact is not None and (root/fact['path']).resolve() != query:
+            if fact is not None and str((root/fact['path']).resolve()) != str(query):
                 path = str(root/fact['path'])
                 found.append(dict(path=path, label=fact['label'], similarity=similarity))
         answers.append(dict(query=str(query), found=found[:k]))
@@ -187,7 +190,7 @@ def search_page(
 
     def figure(file, *lines):
         name = html.escape(Path(file).name)
-        picture = base64.b64encode(small_jpeg(file)).decode()
+        picture = base64.b64encode(small_jpeg(file_at(file))).decode()
         text = '<br>'.join(html.escape(line) for line in lines)
         return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
                 f'<figcaption>{text}</figcaption></figure>')

@@ -17,6 +17,7 @@ import inspect
 import math
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 # %% ../../nbs/58_search.mistakes.ipynb #87bb47cb
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.readers import file_at
 from ..evaluation.retrieval import evaluate
 from ..losses.catalogue import LOSSES
 from .index import index_of_pictures
@@ -67,14 +69,15 @@ class Collection:
     def file(
         self,
         i:int, # which picture
-    ) -> Path:
+    ): # a path, or a file in a zip
         "Where it lies. Raises `LookupError` if there is none, or outside of the folder."
         if not 0 <= i < len(self):
             raise LookupError(f'picture: expected a number below {len(self):,}, got {i}')
         path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
-        if not path.is_relative_to(os.path.normpath(self.root)) or not path.is_file():
-            raise LookupError(f'picture: {self.paths[i]} is no longer there')
-        return path
+        with suppress(FileNotFoundError, ValueError):
+            if path.is_relative_to(os.path.normpath(self.root)):
+                return file_at(path)
+        raise LookupError(f'picture: {self.paths[i]} is no longer there')
 
     def neighbours(
         self,

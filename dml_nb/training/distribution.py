@@ -32,7 +32,8 @@ if dist.is_available():
 from dml_nb.core import (
     Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
     spans)
-from ..engine.inputs import as_peers_call, check_operands, tangent, unit_operands
+from ..engine.inputs import (
+    as_peers_call, check_operands, read_labels, tangent, unit_operands)
 from ..engine.memory import gradient_by_blocks
 from ..engine.operator import KnownGradient
 from ..weighting import PairLoss, generators_of, generators_of_device, parts_of, printed
@@ -157,6 +158,7 @@ def as_one():
 def check_share(
     z, labels, self_index, tuples, # as a loss takes them, of this rank
     R:int, # references; None: the embeddings of all ranks
+    loss=None, # how it reads labels
 ) -> tuple: # the same as tensors; None stays None
     "What one rank brings. Raises TypeError or ValueError for what cannot travel."
     if isinstance(z, Tensor) and z.ndim == 2 and len(z) == 0 and z.shape[1]:
@@ -178,9 +180,10 @@ def check_share(
         raise ValueError('labels: expected one integer for each row, or tuples that name the pairs'
                          ', got neither')
     else:
-        labels = integer_tensor(labels, device, 'labels')
-        columns = labels.shape[1] if labels.ndim == 2 else None     # of a boolean matrix
-        labels = as_labels(labels, B, device, columns)
+        if not hasattr(labels, 'shape'):
+            labels = integer_tensor(labels, device, 'labels')
+        columns = labels.shape[1] if len(labels.shape) == 2 else None   # of a matrix
+        labels = read_labels(loss, labels, B, device, columns)
     if self_index is not None:
         self_index = as_labels(self_index, B, device, name='self_index', missing='none')
     return z, labels, self_index, tuples
@@ -404,7 +407,7 @@ def agree(
     error, known = None, [0] * len(fact_names)
     try:
         R = None if ref is None else len(check_embeddings(ref, 'ref'))
-        share = check_share(z, labels, self_index, tuples, R)
+        share = check_share(z, labels, self_index, tuples, R, loss)
         sources = sources_of_draws(loss, share[0].device)
         known = facts(loss, *share, ref, ref_labels, sum(sources, []))
     except Exception as e:

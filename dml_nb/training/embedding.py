@@ -15,8 +15,11 @@ __all__ = ['Embedder', 'create_embedder']
 
 # %% ../../nbs/50_training.embedding.ipynb #d5a3c6a8
 import os
+from collections import deque
 from collections.abc import Iterable
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +29,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..core import unit
-from ..data.images import ImageSet, picture_pixels, read_image, reading, sides_of
-from ..data.readers import is_picture
+from ..data.images import (
+    ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, sides_of)
+from ..data.classes import is_picture, lying_in
 from ..support.validate import check_choice, check_number
 from dml_nb.training.networks import (
     USUAL_SIDES, ClassToken, NormalizedBody, create_network, fill, fill_folded, find_weights, fold,
@@ -251,13 +255,14 @@ def build_body(
     plan:dict, # from `plan_body`
     pooling:str='average', # likewise
     pretrained:bool=False, # for networks of timm: with its weights
+    filled:bool=False, # as in `create_network`
 ) -> tuple: # the whole network, the part that sees, and that part with its normalisation
     "Fresh networks as planned."
     channels = 3 if plan.get('rgb') else plan.get('channels', 3)
     options = {}
     if is_timm(arch):
         options = dict(own_pooling=pooling == 'average', pretrained=pretrained)
-    network, part = create_network(arch, channels, plan.get('size'), **options)
+    network, part = create_network(arch, channels, plan.get('size'), filled, **options)
     if plan.get('folded'):
         fold(part)
     body = part
@@ -351,7 +356,7 @@ def from_pil(
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
     with reading('images', 'expected a picture', 'it cannot be read'):
-        return picture_pixels(picture, sides_of(size), mode, fit) / 255
+        return in_unit_interval(picture_pixels(picture, sides_of(size), mode, fit))
 
 
 def in_unit_range(
@@ -368,6 +373,11 @@ def in_unit_range(
     return x.float()
 
 # %% ../../nbs/50_training.embedding.ipynb #b4f9eede
+def is_file(item) -> bool:
+    "Is that the name of a file, or a file in a zip?"
+    return isinstance(item, (str, os.PathLike)) or hasattr(item, 'archive')
+
+
 class Pictures:
     "The pictures for `embed`, as a list. `read(i)` is (C, H, W), or a vector."
 
@@ -376,12 +386,17 @@ class Pictures:
         channels:int, # of the pictures; None if that is not known
         size, # what they are brought to
         fit:str, # how
+        kept=None, # `KeptPixels` of earlier commands, or None
     ):
         self.allowed = (1, channels or 3)
         self.channels = channels
         self.size = size
         self.as_file = 'L' if channels == 1 else 'RGB', size, fit
+        self.decode = _decode if kept is None else kept.pixels
         self.items = self.listed(images)
+        self.of_set = isinstance(getattr(self.items, 'source', None), ImageFiles)
+        self.of_files = self.of_set or isinstance(self.items, (list, tuple)) and all(
+            map(is_file, self.items))
 
     def __len__(self):
         return len(self.items)
@@ -392,8 +407,7 @@ class Pictures:
             path = Path(images).expanduser()
             if not path.is_dir():
                 return [path]
-            files = [p for p in sorted(path.rglob('*')) if p.is_file()]
-            return [p for p in files if is_picture(p.relative_to(path).as_posix())]
+            return [path.joinpath(*p) for p in lying_in(path)[0] if is_picture('/'.join(p))]
         if isinstance(images, Image.Image):
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):
@@ -420,8 +434,10 @@ def read(self:Pictures, i):
     if isinstance(item, tuple):
         item = item[0]                                  # of a data set: picture and label
     mode, size, fit = self.as_file
-    if isinstance(item, (str, os.PathLike)):
-        return read_image(Path(item).expanduser(), size, mode, fit)
+    if is_file(item):
+        path = item if hasattr(item, 'archive') else Path(item).expanduser()
+        pixels = self.decode(path, sides_of(size), mode, fit)
+        return in_unit_interval(pixels)
     if isinstance(item, Image.Image):
         return from_pil(item, mode, size, fit)
     if isinstance(item, np.ndarray):
@@ -432,7 +448,8 @@ def read(self:Pictures, i):
     x = item.detach().cpu().as_subclass(Tensor)
     if size is None and x.ndim == 1:
         return x.float()
-    x = in_unit_range(x[None] if x.ndim == 2 else x)
+    if not self.of_set:                                 # where they were just divided by 255
+        x = in_unit_range(x[None] if x.ndim == 2 else x)
     if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
         pixels = (x * 255).round().byte().squeeze(-1).numpy()
         return from_pil(Image.fromarray(pixels), mode, size, fit)
@@ -442,27 +459,60 @@ def read(self:Pictures, i):
     return x if self.channels is None else x.expand(self.channels, -1, -1)
 
 
-@patch
-def batch(self:Pictures, lo, hi):
-    "Pictures from `lo` to before `hi`. Raises `ValueError` if they differ in size."
-    found = [self.read(i) for i in range(lo, min(hi, len(self)))]
-    shapes = sorted({tuple(x.shape) for x in found})
+def stack_batch(
+    pictures:list, # of tensors
+) -> Tensor: # (b, C, H, W)
+    "Raises `ValueError` if they differ in size."
+    shapes = sorted({tuple(x.shape) for x in pictures})
     if len(shapes) > 1:
         raise ValueError(f'images: expected pictures of one size, got {shapes[0]} and '
                          f'{shapes[1]}; files and PIL images are resized')
-    return torch.stack(found)
+    return torch.stack(pictures)
 
 # %% ../../nbs/50_training.embedding.ipynb #ec81de5a
+@patch
+def read_or_error(self:Pictures, i):
+    "One picture, or why it cannot be read."
+    try:
+        return self.read(i)
+    except (ValueError, OSError) as error:
+        return error
+
+
+@patch
+def read_all(self:Pictures,
+    ahead:int, # how many may be read that are not yet asked for
+): # yields what `read_or_error` gives, in order
+    if not self.of_files:
+        yield from map(self.read_or_error, range(len(self)))
+        return
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        waiting = deque()
+        for i in range(len(self)):
+            waiting.append(pool.submit(self.read_or_error, i))
+            if len(waiting) > ahead + 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+# %% ../../nbs/50_training.embedding.ipynb #e0280a30
 def _rows_of(
     model:Embedder,
     compute, # (b, C, H, W) -> (b, F): `model` or a method of it
     images, # as in `embed`
     bs:int, # pictures at once
-    progress:bool, # show a bar if there is more than one batch
-) -> Tensor: # (N, F) float32 on the CPU
+    progress:bool=False, # show a bar if there is more than one batch
+    tell=None, # (pictures done, of all) -> None
+    faults:dict=None, # takes {place: why it cannot be read}; None: that is an error
+    kept=None, # `KeptPixels` of earlier commands, or None
+) -> Tensor: # (N, F) float32 on the CPU, without those that have faults
     "What `compute` gives for each picture, in evaluation mode, leaving no trace in `model`."
     check_number('bs', bs, lo=1, integer=True)
-    pictures = Pictures(images, model.made.get('channels'), model.size, model.fit)
+    pictures = Pictures(images, model.made.get('channels'), model.size, model.fit, kept)
     if not len(pictures):
         raise ValueError('images: expected at least one picture, got none')
     numbers = next(model.parameters(), torch.empty(0))          # where and how the network computes
@@ -470,12 +520,22 @@ def _rows_of(
     if progress and len(steps) > 1:
         from fastprogress.fastprogress import progress_bar          # loads a web framework
         steps = progress_bar(steps, leave=False)
-    found = []
-    with evaluating(model):
+    rows = []
+    with evaluating(model), closing(pictures.read_all(ahead=bs)) as reading:
         for lo in steps:
-            x = pictures.batch(lo, lo + bs)
-            found.append(compute(x.to(numbers.device, numbers.dtype)).float().cpu())
-    return torch.cat(found)
+            found = dict(enumerate(islice(reading, bs), lo))
+            wrong = {i: x for i, x in found.items() if isinstance(x, Exception)}
+            if wrong and faults is None:
+                raise next(iter(wrong.values()))
+            fine = [x for i, x in found.items() if i not in wrong]
+            if fine:
+                x = stack_batch(fine).to(numbers.device, numbers.dtype)
+                rows.append(compute(x).float().cpu())
+            if wrong:
+                faults |= {i: str(error) for i, error in wrong.items()}
+            if tell is not None:
+                tell(lo + len(found), len(pictures))
+    return torch.cat(rows) if rows else torch.empty(0, model.dim)
 
 
 @patch

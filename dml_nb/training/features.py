@@ -182,7 +182,7 @@ def rebuilt(
     chosen = {name: config[name] for name in (
         'pooling', 'dropout', 'batch_norm', 'head', 'frozen', 'frozen_batch_norm', 'size', 'fit')}
     with torch.random.fork_rng():
-        _, _, body = build_body(arch, config, config['pooling'])
+        _, _, body = build_body(arch, config, config['pooling'], filled=True)
         embedder = Embedder(body, config['dim'], config['features'], config, **chosen)
     try:
         embedder.load_state_dict(load_tensors(weights))

@@ -36,10 +36,10 @@ if distributed.is_available():
     # Defined later, by DistributedDataParallel, they would keep the group and its threads for ever.
     import torch.distributed.nn
 
-from ..core import as_labels, check_embeddings, unit
+from ..core import check_embeddings, unit
 from ..support.validate import check_choice, check_flag, check_number, check_object
 from .embedding import evaluating
-from ..engine.inputs import as_peers_call, demanding_term
+from ..engine.inputs import as_peers_call, demanding_term, read_labels, reader_within
 
 # %% ../../nbs/53_training.memory.ipynb #70beb577
 class AroundLoss(nn.Module):
@@ -76,6 +76,10 @@ class CrossBatchMemory(AroundLoss):
     ):
         super().__init__(loss)
         demanding = demanding_term(loss) if hasattr(loss, 'terms') else None
+        reader = reader_within(loss)
+        if reader is not None and reader.reads_pairs:
+            raise ValueError('loss: expected one that reads labels of rows, which a memory keeps, '
+                             f'got {type(reader).__name__}, which reads relevances of pairs')
         if demanding is not None:
             raise ValueError('loss: expected one that takes references, got '
                              f'{type(demanding).__name__}, which needs whole classes of '
@@ -89,7 +93,7 @@ class CrossBatchMemory(AroundLoss):
     def reset(self):
         "Forget all rows, as after a learning-rate search; steps go on counting."
         self.register_buffer('rows', None, persistent=False)        # (M, D) unit rows
-        self.register_buffer('labels', None, persistent=False)      # (M,) classes
+        self.register_buffer('labels', None, persistent=False)      # (M, ...) as the loss reads them
         self.register_buffer('stored_at', None, persistent=False)   # (M,) step of each row
         self.place = 0                                  # where the next row goes
         self.count = 0                                  # rows that are filled
@@ -100,28 +104,35 @@ class CrossBatchMemory(AroundLoss):
 
 
 
+# %% ../../nbs/53_training.memory.ipynb #5a0c71d4
+def no_label(
+    labels:Tensor, # classes (n,), levels (n, L), or sets (n, C) of booleans
+) -> int: # that says: none
+    return 0 if labels.dtype == torch.bool else -1
+
 # %% ../../nbs/53_training.memory.ipynb #f3fdf626
 @patch
 def store(
     self:CrossBatchMemory,
     z:Tensor, # (B, D) of all ranks; gradients are left behind
-    labels, # (B,)
+    labels, # (B,), or (B, ...) as the loss reads them
 ) -> Tensor: # (min(B, M),) places of the rows in the ring; none during warm-up
     """Count a training step, and write its rows over the oldest. Rows that are not finite are
     written as zeros without a label. Raises as a loss does."""
     z = check_embeddings(z).detach()
-    labels = as_labels(labels, len(z), z.device)
+    labels = read_labels(self.loss, labels, len(z), z.device)
     self.steps += 1
     if self.steps <= self.warmup:
         return self.latest
-    self._make_room(z)
+    self._make_room(z, labels)
     x = unit(z)[-self.size:].to(self.rows)                          # (n, D)
     finite = x.isfinite().all(1)
     n = len(x)
     places = (self.place + torch.arange(n)) % self.size
     at = places.to(self.rows.device)
     self.rows[at] = x.masked_fill(~finite[:, None], 0.)
-    self.labels[at] = labels[-self.size:].masked_fill(~finite, -1)
+    self.labels[at] = labels[-self.size:]
+    self.labels[at[~finite]] = no_label(labels)
     self.stored_at[at] = self.steps
     self.place = (self.place + n) % self.size
     self.count = min(self.count + n, self.size)
@@ -130,12 +141,12 @@ def store(
 
 
 @patch
-def _make_room(self:CrossBatchMemory, z):
+def _make_room(self:CrossBatchMemory, z, labels):
     "The ring, where `z` is; a new one at the first row."
     if self.rows is None:
         like = unit(z[:1])
         self.rows = like.new_zeros(self.size, like.shape[1])
-        self.labels = torch.full((self.size,), -1, device=z.device)
+        self.labels = labels.new_full((self.size, *labels.shape[1:]), no_label(labels))
         self.stored_at = torch.zeros(self.size, dtype=torch.int64, device=z.device)
     if self.rows.shape[1] != z.shape[1]:
         raise ValueError(f'z: expected rows of {self.rows.shape[1]} numbers, as in the memory, got '
@@ -184,8 +195,8 @@ def references(
     z = check_embeddings(z)
     if not (self.training and torch.is_grad_enabled() and self.count):
         return None, None, None
-    self._make_room(z)
-    labels = as_labels(labels, len(z), z.device)
+    labels = read_labels(self.loss, labels, len(z), z.device)
+    self._make_room(z, labels)
     own = z if self.live else z.detach()
     ref = torch.cat([own, self.rows[:self.count]])
     ref_labels = torch.cat([labels, self.labels[:self.count]])
@@ -205,7 +216,7 @@ def forward(
     self._refuse(ref, ref_labels, self_index, tuples)
     value = self.loss(z, labels, *self.references(z, labels))
     if self.training and torch.is_grad_enabled():
-        labels = as_labels(labels, len(z), z.device)
+        labels = read_labels(self.loss, labels, len(z), z.device)
         self.store(*rows_of_all_ranks(z.detach(), labels))
     return value
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..data.benchmarks import data_folder
 from ..data.images import sides_of
+from .bodies import QUICK
 
 # %% ../../nbs/49_training.networks.ipynb #e1375c97
 def small_convnet(
@@ -197,6 +198,7 @@ def create_network(
     arch, # a name, a function `channels -> nn.Module`, or a module
     channels:int=3, # of the pictures
     size=None, # their side, for transformers
+    filled:bool=False, # will its numbers come from a file? Those that it has are then of no account
     **options, # of `timm_network`
 ) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
     """A fresh network, and its part without classifier; a module is taken as it is.
@@ -220,8 +222,11 @@ def create_network(
         raise ValueError(f'arch: expected one of {known}, timm:NAME, a function or an nn.Module, '
                          'got '
                          f'{arch!r}')
-    network = torchvision_network(arch, size)
-    body = BODIES[arch](network)
+    if filled and arch in QUICK:
+        network = body = QUICK[arch]()                      # without the import of torchvision
+    else:
+        network = torchvision_network(arch, size)
+        body = BODIES[arch](network)
     if channels != 3:
         replace_first_conv(body, channels)
     return network, body

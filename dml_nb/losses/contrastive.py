@@ -28,6 +28,7 @@ from torch.nn.functional import pad, softplus, threshold
 from ..core import Pairs, as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
 from ..support.validate import check_flag, check_number
 from .neighbours import n_pairs
+from .pairs import sum_softplus
 from ..engine.inputs import as_peers_call, check_operands
 from ..weighting import PairLoss, log_sum_exp
 
@@ -458,7 +459,8 @@ class SigLIP(PairLoss):
         far = P.mul_(-self.scale).sub_(self.bias)                        # (b, c), -inf: no pair
         near = N.mul_(self.scale).add_(self.bias)                        # (b, R), -inf: no pair
         B = pairs.batch.size
-        value = softplus(far, threshold=30).sum(dtype=torch.float64) / B
-        value = value + softplus(near, threshold=30).sum(dtype=torch.float64) / B
+        of_pos, pull = sum_softplus(far)                                 # (b, 1), (b, c)
+        of_neg, push = sum_softplus(near, pairs.buffer(near))            # (b, 1), (b, R)
+        value = (of_pos + of_neg).sum(dtype=torch.float64) / B
         share = self.scale / B
-        return value, pairs.weights(far.sigmoid_().mul_(-share), near.sigmoid_().mul_(share))
+        return value, pairs.weights(pull.mul_(-share), push.mul_(share))

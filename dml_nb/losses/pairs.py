@@ -61,8 +61,11 @@ def sum_log1p(
 def sum_softplus(
     x:Tensor, # (b, c) exponents, -inf where there is no pair; overwritten
     memory:Tensor=None, # (b, c) to work in
+    few:int=2**14, # entries up to which operators take more time than logarithms
 ) -> tuple: # (b, 1) values; (b, c) derivatives σ(x)
     "$\\sum_j\\log(1+e^{x_j})$ of each row and its derivatives, without overflow."
+    if x.numel() <= few:
+        return torch.nn.functional.softplus(x, threshold=30).sum(1, keepdim=True), x.sigmoid_()
     above_zero = torch.clamp(x, min=0, out=memory).sum(1, keepdim=True)
     shrunk = exp_(torch.abs(x, out=memory).neg_())   # e^{-|x|}
     return above_zero + sum_log1p(shrunk), x.sigmoid_()

@@ -589,8 +589,8 @@ def split_images(
 ) -> tuple: # (train, valid)
     """What a recipe trains on and what it measures on.
 
-    Raises `ValueError` for fewer than two classes in either, too few for a batch, and pictures of
-    several sizes."""
+    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures of
+    a class to measure on, and pictures of several sizes."""
     if hasattr(images.source, 'check_alike'):
         images.source.check_alike()
     train, valid = (images.subset(part) for part in question_parts(recipe, images))
@@ -601,8 +601,11 @@ def split_images(
     if min(n, m) < 2:
         raise ValueError(
             f'data: expected at least two of each, classes to train on and classes to retrieve '
-            'among'
-            f', got {n} and {m}, with split={recipe.split!r}')
+            f'among, got {n} and {m}, with split={recipe.split!r}')
+    counts = np.bincount(valid.labels[valid.labels >= 0])
+    if counts.max() < 2:
+        raise ValueError(f'data: expected two pictures of a class among those measured, got '
+                         f'{len(valid)} of {m} classes, with split={recipe.split!r}')
     if recipe.turned:
         train, n = turn_classes(train), 8 * n
         train[0]                                            # says so if it is not square

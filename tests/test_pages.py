@@ -1,7 +1,10 @@
 "The rules every page keeps: what it may import, that it was run, its size, its pictures."
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from base64 import b64decode
 from functools import cache
 from io import BytesIO
@@ -180,6 +183,43 @@ def test_pictures_are_told_in_words(page):
         if draws and not re.search(r'^#\|\s*fig-alt:\s*[^\s"]', source, re.M):  # quotes stay in it
             silent.append(source[:60])
     assert not silent, f'cells that draw without a line "#| fig-alt: ...": {silent}'
+
+
+#: Pages whose first code is for a reader who has seen nothing of the page yet.
+opened_cold = pytest.mark.parametrize(
+    'page', [page for page in pages if page.stem in ('index', '52_training.callbacks')
+             or 90 <= number(page) < 100 and page.stem != 'index'], ids=lambda p: p.stem)
+
+
+def first_block(page):
+    "The first code that the site shows, as cells up to the first with a result"
+    block = []
+    for source, flags, _, outputs in code_cells(page):
+        if flags & {'default_exp', 'echo', 'export', 'exporti', 'hide'}:
+            continue
+        block.append(source)
+        if outputs:
+            return '\n\n'.join(block)
+
+
+@pytest.mark.long
+@opened_cold
+def test_first_block_runs_as_it_stands(page, tmp_path):
+    command = [sys.executable, '-c', first_block(page)]
+    environment = os.environ | dict(MPLBACKEND='agg', PYTHONPATH=str(root))
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@opened_cold
+def test_captions_do_not_repeat_what_alt_texts_say(page):
+    "What the picture shows is for who cannot see it; the caption says what to look for"
+    drawing = [source for source, _, _, outputs in code_cells(page)
+               if any('image/png' in output.get('data', {}) for output in outputs)]
+    for source in drawing:
+        alt, caption = (re.findall(rf'^#\|\s*fig-{kind}:\s*(.+)$', source, re.M)
+                        for kind in ('alt', 'cap'))
+        assert alt and caption and alt != caption, source[:60]
 
 
 def in_reading_order(contents):

@@ -197,7 +197,18 @@ def test_each_command_that_is_printed_works(data, given, count, groceries, dml, 
         assert answer['query'] not in [found['path'] for found in answer['found']]
 
 
-def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypatch):
+@pytest.fixture
+def without_heif(monkeypatch):
+    "As where pillow-heif is not installed and nothing else registered its endings"
+    monkeypatch.setitem(sys.modules, 'pillow_heif', None)
+    monkeypatch.setattr(Image, 'EXTENSION', {
+        ending: kind for ending, kind in Image.EXTENSION.items() if kind != 'HEIF'})
+    monkeypatch.setattr(Image, 'OPEN', {
+        kind: opener for kind, opener in Image.OPEN.items() if kind != 'HEIF'})
+    monkeypatch.setattr(Image, 'ID', [kind for kind in Image.ID if kind != 'HEIF'])
+
+
+def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypatch, without_heif):
     monkeypatch.chdir(groceries)
     train = ['train', 'photos', '--epochs', 1, '--classes', 2, '--out', 'model', '--size', 16,
              '--body', 'small_convnet']
@@ -273,7 +284,7 @@ def test_a_burst_never_answers_itself(groceries, dml, monkeypatch):
             assert found['measures']['map@r'] == pytest.approx(wanted['map@r'], abs=1e-6)
 
 
-def test_heic_is_read_where_it_can_be(tmp_path, monkeypatch):
+def test_heic_is_read_where_it_can_be(tmp_path, monkeypatch, without_heif):
     "A stand-in for pillow-heif, which says that it opens what begins with its letters"
     painted(tmp_path/'photos', {('a',): 1, ('b',): 1})
     (tmp_path/'photos'/'a'/'2.HEIC').write_bytes(b'heic: a picture')
@@ -301,9 +312,6 @@ def test_heic_is_read_where_it_can_be(tmp_path, monkeypatch):
     module = types.ModuleType('pillow_heif')
     module.register_heif_opener = register
     monkeypatch.setitem(sys.modules, 'pillow_heif', module)
-    for kept in ('EXTENSION', 'OPEN'):
-        monkeypatch.setattr(Image, kept, dict(getattr(Image, kept)))
-    monkeypatch.setattr(Image, 'ID', list(Image.ID))
     assert is_picture('a/2.HEIC')
     images = load_data(tmp_path/'photos', mode='L')
     assert len(images) == 3 and round(255 * float(images[1][0].mean())) == 77

@@ -84,7 +84,8 @@ def test_names_that_are_no_utf8_and_two_spellings_of_a_class(tmp_path):
     with open(root + b'/a/broken\xff.png', 'wb') as file:
         file.write(b'no picture')
     embedder = create_embedder('small_convnet', 8, 1, 12, 0, None)
-    found = index_folder(embedder, os.fsdecode(root), tmp_path/'search')
+    with pytest.warns(UserWarning, match=r'caf.udce9: 3 folders .* 2 classes of them: names that'):
+        found = index_folder(embedder, os.fsdecode(root), tmp_path/'search')
     assert found['pictures'] == 3 and len(found['skipped']) == 1
     answers = search_folder(tmp_path/'search', os.fsdecode(root + b'/a/n\xff.png'))
     assert [found['label'] for found in answers[0]['found']] == [composed.decode()] * 2

@@ -70,6 +70,7 @@ def said_of_depth(
     if uneven:
         others = ', '.join(f'depth {k} {made[k]:,}' for k in range(1, deepest))
         return f'{said}. They lie at depths {lying[0]} to {lying[-1]}; instead {others}'
+    if depth == LEAF: return f'{said}: names that only Unicode writes in two ways are one'
     return f'{said}; --depth leaf (depth=\'leaf\') would make {made[LEAF]:,}'
 
 
@@ -81,7 +82,8 @@ def classes_of(
     "Warns where the depth merges folders or leaves some out, or where they lie unevenly."
     said = said_of_depth(pictures, depth)
     if said:
-        warnings.warn(f'{base}: {said}', stacklevel=5)
+        place = str(base).encode('utf-8', 'backslashreplace').decode()     # a name may be no UTF-8
+        warnings.warn(f'{place}: {said}', stacklevel=5)
     return [class_of(p[:-1], depth) for p in pictures]
 
 # %% ../../nbs/31_data.classes.ipynb #8de57227

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import browser as pages, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
-from dml_nb.cli import app, main
+from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
@@ -45,18 +44,6 @@ def in_a_process(*words):
     return subprocess.run(
         [*command, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
         timeout=against_hanging)
-
-
-@pytest.fixture
-def dml(capsys, monkeypatch):
-    "The command in this process"
-    def call(*words):
-        monkeypatch.setattr(sys, 'argv', ['dml', *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=stopped.value.code, stdout=said.out, stderr=said.err)
-    return call
 
 
 def results(out):

@@ -522,6 +522,11 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
                            'pictures of 4 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+    text = pressed('evaluate', '--json', '--gallery', 'others').stdout
+    reading.pop('tell'), reading.pop('kept')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+                           on_error='skip', group='folder')
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
 
 
 @pytest.mark.parametrize('part, count', [('train', 12), ('rest', 12), ('all', 24)])

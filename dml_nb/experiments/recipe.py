@@ -589,8 +589,8 @@ def split_images(
 ) -> tuple: # (train, valid)
     """What a recipe trains on and what it measures on.
 
-    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures of
-    a class to measure on, and pictures of several sizes."""
+    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures
+    of a class to measure on, and pictures of several sizes."""
     if hasattr(images.source, 'check_alike'):
         images.source.check_alike()
     train, valid = (images.subset(part) for part in question_parts(recipe, images))

@@ -241,7 +241,7 @@ def test_queries_are_searched_in_a_gallery(groceries, dml, monkeypatch):
     assert 'find themselves' not in said
     out, said = dml('evaluate', 'model', 'photos', '--gallery', 'photos')
     assert 'photos, all: 72 pictures of 6 classes, searched in photos: 72 pictures of 6' in out
-    assert '72 of 72 queries are in the gallery, too' in said
+    assert '72 of 72 queries are also in the gallery' in said
 
 
 def test_a_burst_never_answers_itself(groceries, dml, monkeypatch):

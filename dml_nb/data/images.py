@@ -391,7 +391,7 @@ class ImageSet:
     skipped = () # names of the pictures that `on_error='skip'` left out
     depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
     group = None # what says its groups, as given to `load_pictures`
-    columns = None # of the table that says its classes, {'file': name, 'label': name}; None: of none
+    columns = None # of its table, {'file': name, 'label': name}; None: not from a table
 
     def __init__(
         self,

@@ -270,11 +270,10 @@ def of_small_batches(
     sizes = [dict(B=B, D=128) for B in (16, 32, 64, 128, 256, 512) if B <= largest]
     found = against_peer(name, ours, peer, *sizes, quick=(sizes[1], sizes[3]), miner=miner,
                          group='small')
-    mine, theirs, limit = found.sides
-    sides = [mine, theirs, limit]
+    *sides, limit = found.sides
     if name in FORMULAS:
-        sides[2:2] = [Side('torch, the formula', FORMULAS[name], 'formula(z, y).backward()')]
-    return replace(found, sides=tuple(sides), turns=100, memory=False, operators=True)
+        sides.append(Side('torch, the formula', FORMULAS[name], 'formula(z, y).backward()'))
+    return replace(found, sides=(*sides, limit), turns=100, memory=False, operators=True)
 
 
 cosine = 'distance=distances.CosineSimilarity()'

@@ -358,16 +358,11 @@ def say_if_trained_on(
               '--part held-out', file=sys.stderr)
 
 # %% ../../nbs/68_cli.models.ipynb #e45165e4
-def class_count(
-    images, # `ImageSet`
-) -> int: # how many are there
-    return len(set(images.labels.tolist()) - {-1})
-
-
 def counted(
     images, # `ImageSet`
 ) -> str:
     "Its pictures and classes"
+    from dml_nb.data.images import class_count
     return f'{len(images):,} pictures of {class_count(images):,} classes'
 
 
@@ -464,6 +459,7 @@ def run_evaluate(
                 of_others, others = embedded(embedder, others)
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
+        from dml_nb.data.images import class_count
         from dml_nb.evaluation.retrieval import evaluate as measure
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:

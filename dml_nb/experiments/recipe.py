@@ -40,7 +40,7 @@ from ..support.validate import check_choice, check_flag, check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
 from ..data.classes import LEAF, check_depth
-from ..data.images import ImageSet
+from ..data.images import ImageSet, class_count
 from ..data.sources import load_data, name_and_path
 from ..data.splits import split_by_class, split_by_image
 from ..data.transforms import turn_classes
@@ -488,13 +488,6 @@ def load_images(
     if recipe.depth != LEAF:
         options['depth'] = recipe.depth
     return load_data(recipe.data, **options)
-
-
-def class_count(
-    images:ImageSet,
-) -> int:
-    "How many classes are present; -1 is none."
-    return len(np.unique(images.labels[images.labels >= 0]))
 
 
 def official_parts(

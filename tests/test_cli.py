@@ -537,6 +537,14 @@ def test_a_part_to_measure_on(part, count, dml, arriving, shades, model, tmp_pat
     assert (found['part'], found['pictures']) == (part, count)
 
 
+@pytest.mark.parametrize('labels', [[3], [3, -1], [-1]])
+def test_one_class_is_too_few_to_evaluate(labels, dml, arriving, shades, model, tmp_path):
+    few = data.ImageSet(shades.source, np.resize(labels, 24), list('abcd'))
+    arriving(pictures, 'load_pictures', few)
+    said = f'24 pictures of {int(3 in labels)} classes'
+    assert is_one_line(dml('evaluate', tmp_path/'model', tmp_path/'photos'), 'or a --gallery', said)
+
+
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):
     reading = arriving(pictures, 'load_pictures', shades)
     found = json.loads(pressed('embed').stdout)

@@ -174,18 +174,18 @@ def as_graph(step):
 
 def small_batches(device, small):
     "Batches of 32 to 512: how many launches, and the time as it is, compiled, and as a CUDA graph"
-    theirs = peers()
-    for B in (32,) if small else (32, 64, 128, 256, 512):
-        z, labels = batch(B, 128, device)
-        repeats = 3 if small else 100
-        for name in OF_SMALL_BATCHES[:2] if small else OF_SMALL_BATCHES:
-            loss = LOSSES[name].for_data(B // 4, 128).to(device)
+    theirs, repeats = peers(), 3 if small else 100
+    for name in OF_SMALL_BATCHES[:2] if small else OF_SMALL_BATCHES:
+        torch.compiler.reset()
+        loss = LOSSES[name].for_data(128, 128).to(device)
+        one_graph = torch.compile(loss, fullgraph=True, dynamic=True)
+        for B in (32,) if small else (32, 64, 128, 256, 512):
+            z, labels = batch(B, 128, device)
             step = step_of(loss, z, labels)
             row = dict(B=B, loss=name, launches=launches(step, device),
-                       eager=measured(step, device, repeats))
-            torch.compiler.reset()
-            one_graph = step_of(torch.compile(loss, fullgraph=True), z, labels)
-            row['compiled'] = measured(one_graph, device, repeats, forgiven=Exception)
+                       eager=measured(step, device, repeats),
+                       compiled=measured(step_of(one_graph, z, labels), device, repeats,
+                                         forgiven=Exception))
             if device == 'cuda':
                 row['CUDA graph'] = measured(as_graph(step), device, repeats, forgiven=Exception)
             if name in theirs:
@@ -264,7 +264,7 @@ TIMES = 'forward + backward, classes of four, float32, medians'
 WHAT = dict(
     speed=TIMES, blocks=TIMES, compiled=f'{TIMES}, D = 128; torch.compile(fullgraph=True)',
     small=f'{TIMES}, D = 128; launches: kernels and copies of a step, by the profiler; compiled: '
-          'torch.compile(fullgraph=True)',
+          'torch.compile(fullgraph=True, dynamic=True)',
     resnet='a step of ResNet-50, bf16, medians; without: the mean of the embeddings in place of a '
            'loss; alone: the loss on embeddings that are there',
     omniglot='among the evaluation characters, which were not in training; seconds of training; '

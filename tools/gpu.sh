@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What needs a GPU, each step on its own, so that a failure loses nothing: in all under 28 minutes
+# What needs a GPU, each step on its own, so that a failure loses nothing: in all under 25 minutes
 # on one card. `bash tools/gpu.sh` runs all steps, `bash tools/gpu.sh tests speed` those named.
 # Without a GPU it says so. Results and logs go to the folder $OUT, else to results/.
 #
@@ -50,10 +50,10 @@ step() { # seconds, name, command
 
 step 330 tests "$python" -m pytest -q -m cuda tests/test_cuda.py
 step 200 blocks "$python" tools/gpu.py blocks --folder "$out"
-step 360 speed "$python" tools/gpu.py speed --folder "$out"
-step 200 compiled "$python" tools/gpu.py compiled --folder "$out"
-step 180 small "$python" tools/gpu.py small --folder "$out"
-step 90 resnet "$python" tools/gpu.py resnet --folder "$out"
+step 330 speed "$python" tools/gpu.py speed --folder "$out"
+step 150 compiled "$python" tools/gpu.py compiled --folder "$out"
+step 120 small "$python" tools/gpu.py small --folder "$out"
+step 60 resnet "$python" tools/gpu.py resnet --folder "$out"
 step 150 finetune "$python" tools/gpu.py finetune --folder "$out"
 step 150 omniglot "$python" tools/gpu.py omniglot --folder "$out"
 if [ -z "${ran:-}" ]; then

@@ -27,7 +27,7 @@ from dml_nb.training import create_embedder, load_embedder, save_embedder
 
 quick = settings(derandomize=True, max_examples=30, deadline=None,
                  suppress_health_check=[HealthCheck.function_scoped_fixture])
-names = st.sampled_from(['a', 'b', 'c d', 'A', '1', 'caf\u00e9', 'cafe\u0301'])
+names = st.sampled_from(['a', 'b', 'c d', 'A', '1', '\u00b9', 'caf\u00e9', 'cafe\u0301'])
 trees = st.dictionaries(                                    # folders from the root -> pictures
     st.lists(names, max_size=3).map(tuple), st.integers(1, 2), min_size=2, max_size=7)
 depths = st.sampled_from(['leaf', 1, 2, 3])

@@ -25,6 +25,7 @@ from dml_nb.data.benchmarks import (
     _by_number, _cars196_index, _cars_parts, _cars_rows, _cub200_index, _market1501_index,
     _read_pairs)
 from dml_nb.data.images import ImageFiles, _upright_sides
+from dml_nb.data.readers import leave_out_broken
 from dml_nb.data.transforms import center_crop
 
 lists = Path(os.environ.get('DML_NB_DATA', '/nowhere'))/'index-files'
@@ -316,6 +317,11 @@ def test_broken_pictures_are_named_or_skipped_and_counted(tmp_path):
         assert greys(images) == [102, 104, 106, 108, 110, 101, 103, 105, 107, 109]
         assert images.labels.tolist() == [0] * 5 + [1] * 5
         images.source.check_alike()  # does not read the broken ones again
+    part = load_data(tmp_path, on_error='later').subset(range(2, 12))
+    with pytest.warns(UserWarning, match='1 of 10 pictures'):
+        part = leave_out_broken(part, {9: 'cut off'})               # its last one
+    assert part.skipped == (str(tmp_path/'b/11.png'),)
+    assert greys(part) == [104, 106, 108, 110, 101, 103, 105, 107, 109]
     for i in range(0, 12, 2):
         (tmp_path/f'a/{i:02}.png').write_bytes(b'')
     with pytest.warns(UserWarning):

@@ -43,6 +43,19 @@ def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another()
                        for one in tries)
 
 
+@pytest.mark.parametrize('labels, others', [
+    (discrepancy._NOISY_LABELS, 'clean'), ('clean', discrepancy._NOISY_LABELS)])
+def test_a_gain_is_measured_among_runs_with_the_same_labels(labels, others):
+    "Nothing that was found with the others goes in"
+    for data in discrepancy._CLASSIFIED:
+        runs = by_recipe(file['runs'])
+        found = discrepancy._gain(runs, data, 'L^W', kinds=(labels,))
+        for _, _, recipes in discrepancy._cases_probe(others):
+            for recipe in recipes:
+                runs[key_of(recipe)] = dict(trained=dict(probe=np.nan))
+        np.testing.assert_array_equal(discrepancy._gain(runs, data, 'L^W', kinds=(labels,)), found)
+
+
 def test_images_that_choose_and_images_that_measure_are_different():
     for data in discrepancy._CLASSIFIED:
         if data == 'fashion_mnist':

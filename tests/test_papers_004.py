@@ -8,7 +8,8 @@ from layouts import made_up_cars
 from papers import misquoted, needs_data, record_of, text_of
 
 from dml_nb.experiments import run
-from dml_nb.papers.concordance import CLAIMS, EXHIBITS
+from dml_nb.papers.concordance import (
+    CLAIMS, EXHIBITS, FROZEN, RIVALS, _best_rival, _ranked)
 from dml_nb.papers.exhibits import differs, key_of
 
 
@@ -82,6 +83,20 @@ def test_recipes_that_choose_see_no_test_class():
     for recipe in named['table1'].recipes('small'):
         chooses = recipe.seed > 100
         assert (recipe.part == 'valid') == chooses and recipe.valid > 0
+
+
+def test_test_classes_choose_no_margin_and_no_rival(record):
+    "Both stay where every score on them is turned round, and do not where those that choose are"
+    def chosen():
+        return [(_best_rival(record, data), [_ranked(record, data, loss) for loss in RIVALS])
+                for data in FROZEN]
+
+    before = chosen()
+    for part, same in (('test', True), ('valid', False)):
+        for setting in record['settings']:
+            if setting['recipe'].get('part', 'test') == part:
+                setting['trained']['map'] = [-score for score in setting['trained']['map']]
+        assert (chosen() == before) == same
 
 
 def test_paper_scale_runs_on_data_in_the_official_layout(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dml_nb.evaluation import evaluate, paired
+from dml_nb.evaluation import evaluate, evaluate_relevance, paired
 
 KS = (1, 2, 5)
 
@@ -146,6 +146,13 @@ def test_labels_of_pandas():
                    pandas.Series(labels, dtype='Int64'), pandas.Series(labels, dtype='uint8'),
                    pandas.Series(names), pandas.Series(names, dtype='category')):
         assert dict(evaluate(z, column)) == expected
+
+
+def test_relevances_that_a_function_holds_stay_as_they_are():
+    z, table = torch.randn(6, 3), torch.rand(6, 6, dtype=torch.float64)
+    before = table.clone()
+    evaluate_relevance(z, lambda rows: table)
+    assert table.equal(before)
 
 
 def test_paired_needs_the_same_queries():

@@ -278,15 +278,20 @@ def test_recipes_with_losses_and_miners_from_elsewhere(loss, options):
     assert first['trained'] != first['untrained']
 
 
-def test_runs_that_share_what_they_read_find_what_each_finds_alone(tmp_path):
-    "Also where the body is drawn anew by each seed, so that its features are not those of another"
-    recipes = sweep(Recipe(frozen=True, body_width=8, split='class', classes=5, steps=2), {}, seeds=2)
+@pytest.mark.parametrize('part, fields, seeds, grid', [
+    ('input', dict(frozen=True, body_width=8, split='class'), 2, {}),
+    ('pixels', dict(measures=['class_mean']), 1, dict(noise=[[], ['symmetric', .7]])),
+])
+def test_runs_that_share_what_they_read_find_what_each_finds_alone(
+        part, fields, seeds, grid, tmp_path):
+    "Features of a body that each seed draws anew; what is learned from pixels with wrong labels"
+    recipes = sweep(Recipe(classes=5, steps=2, **fields), grid, seeds)
     together = run_many(recipes, tmp_path, workers=1, progress=False)
     alone = [run(recipe, device='cpu') for recipe in recipes]
     for each in (*together, *alone):
         del each['seconds']
     assert together == alone
-    assert together[0]['input'] != together[1]['input']
+    assert together[0][part] != together[1][part]
 
 
 def test_the_unlabelled_are_no_class():

@@ -587,11 +587,15 @@ class Pairs:
         "(b, 1) negatives of each anchor."
         return self.of_rows(self.batch.n_neg).to(self.dtype)
 
-    def for_term(self, statistics):
-        "This block for the next term: with its statistics, and the memory after S free again."
-        self.statistics = statistics
+    def for_term(self, statistics, table):
+        """This block for the next term: of the `Batch` that it reads, with its statistics, and the
+        memory after S free again."""
         self.scratch.rewind(self.taken)
-        return self
+        block = self
+        if table is not self.batch:
+            block = table.view(table, self.lo, self.hi, self.dtype, self.scratch)
+        block.statistics = statistics
+        return block
 
     def choice_of(self, selection):
         "What `selection.random_choice(batch)` drew for this batch: once, for all blocks and all terms."

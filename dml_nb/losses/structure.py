@@ -93,42 +93,12 @@ class Structured(PairLoss):
         "(weight, `Batch`) of each relation."
         raise TypeError(f'{type(self).__name__} has no relations(table)')
 
-    def parts(self, pairs):
-        "Yield (number, weight, term, its block): the terms of the loss on each relation."
-        made = pairs.batch.once((id(self), 'relations'), lambda: self.relations(pairs.batch))
-        for k, (weight, batch) in enumerate(made):
-            for j, (factor, term) in enumerate(self.loss.terms):
-                pairs.scratch.rewind(pairs.taken)
-                block = batch.view(batch, pairs.lo, pairs.hi, pairs.dtype, pairs.scratch)
-                yield (k, j), weight * factor, term, block
-
-    def gather(self, S, pairs, gathered):
-        turn, known = pairs.statistics or (0, {})
-        gathered = gathered or {}
-        for number, _, term, block in self.parts(pairs):
-            if turn < term.statistics_passes:
-                _, before = gathered.get(number, (term, None))
-                block.statistics = known.get(number)
-                gathered[number] = term, term.gather(S, block, before)
-        return gathered
-
-    def summarize(self, gathered, statistics):
-        turn, known = statistics or (0, {})
-        return turn + 1, known | {number: term.summarize(found, known.get(number))
-                                  for number, (term, found) in gathered.items()}
-
     def value_and_weights(self, S, pairs):
+        "Of a loss that wants all of S: each relation orders the rows anew."
         value, W = S.new_zeros((), dtype=torch.float64), torch.zeros_like(S)
-        if self.indivisible == 'batch':                     # each relation orders the rows anew
-            for weight, batch in self.relations(pairs.batch):
-                value_k, W_k = weigh(self.loss, S, batch)
-                value, W = value + weight * value_k, W.add_(W_k, alpha=weight)
-            return value, W
-        _, known = pairs.statistics or (0, {})
-        for number, weight, term, block in self.parts(pairs):
-            block.statistics = known.get(number)
-            value_k, W_k = term.value_and_weights(S, block)
-            value, W = value + weight * value_k.double(), W.add_(W_k, alpha=weight)
+        for weight, batch in self.relations(pairs.batch):
+            value_k, W_k = weigh(self.loss, S, batch)
+            value, W = value + weight * value_k, W.add_(W_k, alpha=weight)
         return value, W
 
 # %% ../../nbs/26_losses.structure.ipynb #348c6537

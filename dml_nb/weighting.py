@@ -25,11 +25,11 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .core import (
-    Pairs, check_embeddings, full_precision, inf, losses_by_number, next_number, product, widen)
+from .core import check_embeddings, full_precision, inf, product, widen
+from .engine.tables import Pairs
 from .engine.blocks import Together, weigh
 from .engine.inputs import check_operands, make_batch, unit_operands
-from .engine.operator import KnownGradient, value_and_gradients
+from .engine.operator import KnownGradient, losses_by_number, next_number, value_and_gradients
 from .support.validate import check_choice, check_flag, check_number, check_object, takes
 
 # %% ../nbs/04_weighting.ipynb #e345f9cc

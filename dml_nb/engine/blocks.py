@@ -16,7 +16,8 @@ __all__ = []
 import torch
 from torch import Tensor
 
-from ..core import Batch, Pairs, borrow_scratch, spans
+from .scratch import borrow_scratch
+from .tables import Batch, Pairs, spans
 
 # %% ../../nbs/04_engine.blocks.ipynb #17b0cc55
 def call_formula(

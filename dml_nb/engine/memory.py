@@ -16,7 +16,9 @@ __all__ = []
 import torch
 from torch import Tensor
 
-from ..core import Batch, Scratch, borrow_scratch, product, spans
+from ..core import product
+from .scratch import Scratch, borrow_scratch
+from .tables import Batch, spans
 from .blocks import (
     add_terms, gather_statistics, terms_and_tables, weighted_blocks)
 

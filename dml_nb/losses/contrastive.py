@@ -25,7 +25,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus, threshold
 
-from ..core import Pairs, as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
+from ..core import as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
+from ..engine.tables import Pairs
 from ..support.validate import check_flag, check_number
 from .neighbours import n_pairs
 from .pairs import sum_softplus

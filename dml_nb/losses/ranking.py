@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import ListPairs, Pairs, Scratch, inf
+from ..core import inf
+from ..engine.scratch import Scratch
+from ..engine.tables import ListPairs, Pairs
 from ..support.validate import check_flag, check_number
 from .contrastive import distances, root
 from ..weighting import PairLoss, exp_

@@ -23,7 +23,8 @@ __all__ = ['Shares', 'Levels', 'Graded']
 import torch
 from torch import nn
 
-from ..core import Batch, as_labels, device_is_read, integer_tensor, plain, spans
+from ..core import as_labels, device_is_read, integer_tensor, plain
+from ..engine.tables import Batch, spans
 from ..engine.blocks import weigh
 from ..engine.inputs import label_batch
 from ..support.validate import check_number

@@ -224,7 +224,7 @@ def charge(
     "The margin loss of a block (Eq. Margin)."
     P, N = pairs.split(S)
     absent = P == inf
-    d_pos, inverse_pos = root(2 - 2 * P.masked_fill_(absent, 1.))        # (b, c)
+    d_pos, inverse_pos = distances(P.masked_fill_(absent, 1.))          # (b, c)
     d_neg, inverse_neg = distances(N)                                    # (b, R)
     far = (d_pos - beta + margin).clamp_(min=0).masked_fill_(absent, 0.)
     near = (beta + margin - d_neg).clamp_(min=0)

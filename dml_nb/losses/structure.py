@@ -20,6 +20,8 @@ Docs: https://dml-nb.github.io/dml_nb/losses.structure.html.md"""
 __all__ = ['Shares', 'Levels', 'Graded']
 
 # %% ../../nbs/26_losses.structure.ipynb #e6d6873a
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -83,7 +85,7 @@ class Structured(PairLoss):
         return f'{type(self).__name__}({settings(self)})'
 
     def table(self, y, y_ref, own=None, alone=True):
-        "The labels as the engine carries them; relations are made when they are first asked for."
+        "The labels as the engine carries them; `relations` are made from them later."
         check_inner(self.loss, self.of_classes)             # its settings may have changed
         if y.shape[1] != y_ref.shape[1]:
             raise ValueError(f'ref_labels: expected {y.shape[1]} columns, as labels have, got '
@@ -111,10 +113,10 @@ RELATIVES = {
 
 
 def check_inner(
-    loss, # what is to be asked about each relation
+    loss, # of each relation
     needs_classes:bool=False, # whether the relations are classes
 ) -> PairLoss:
-    "Raise TypeError for what is no pair loss, ValueError for one that cannot be asked."
+    "Raise TypeError for what is no pair loss, ValueError for one that needs more than pairs."
     if not isinstance(loss, PairLoss):
         hint = ''
         if isinstance(loss, nn.Module) and hasattr(loss, 'classes'):
@@ -238,9 +240,10 @@ class Graded(Structured):
         t = r.masked_fill(is_self, 0.).unique()
         t = t[t > 0]                                                        # (K,) ascending
         steps = t.double().diff(prepend=t.new_zeros(1, dtype=torch.float64))
-        return [(step, Relation(table, self.at_least(r, t_k)))
+        return [(step, Relation(table, partial(_reaching, r, t_k)))
                 for step, t_k in zip(steps.tolist(), t)]
 
-    def at_least(self, r, t_k):
-        def related(lo, hi): return r[lo:hi] >= t_k, None
-        return related
+
+def _reaching(r, t_k, lo, hi):
+    "Which pairs of some anchors are relevant enough; all are in a pair."
+    return r[lo:hi] >= t_k, None

@@ -320,7 +320,7 @@ def two_sides(
     x.dtype = g.dtype = torch.promote_types(x.dtype, g.dtype)
     return x, g
 
-# %% ../../nbs/40_evaluation.retrieval.ipynb #bd684a23
+# %% ../../nbs/40_evaluation.retrieval.ipynb #7a55c9e1
 def check_beside(
     name:str, # of the argument
     values, # of the queries
@@ -348,7 +348,7 @@ def beside(
     other = None if gallery_values is None else as_ids(gallery_values, m, f'gallery_{name}')
     return shared_codes(as_ids(values, n, name), other, name)
 
-
+# %% ../../nbs/40_evaluation.retrieval.ipynb #bd684a23
 def ranks_outside(
     queries:Rows,
     gallery:Rows, # the same object for a set searched in itself

@@ -9,7 +9,7 @@ Modules:
 - `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
-- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and what it merges is said in numbers
+- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
 - `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.

@@ -1,6 +1,8 @@
 "What several test modules use."
 import multiprocessing
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,3 +23,18 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def dml(capsys, monkeypatch):
+    "The command in this process"
+    from dml_nb.cli import main
+
+    def call(*words):
+        monkeypatch.setattr(sys, 'argv', ['dml', *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=stopped.value.code, stdout=said.out, stderr=said.err)
+
+    return call

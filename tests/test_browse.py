@@ -242,6 +242,49 @@ def test_names_that_are_no_utf8_are_shown(tmp_path):
     assert client.get('/map.json').json()['names'][2] == 'caf\udce9'
 
 
+def test_pictures_without_a_class_are_of_none(tmp_path):
+    "They are shown, but they are neither right nor wrong, nor a class of their own"
+    paths = ['1.png', '2.png', 'a/3.png', 'a/4.png', 'b/5.png', 'b/6.png', '7.png']
+    rows = torch.eye(3)[[0, 0, 0, 0, 1, 1, 1]] + .1 * torch.rand(7, 3)
+    index = EmbeddingIndex(3)
+    index.add(rows, metadata=[dict(path=path, label=path.rpartition('/')[0]) for path in paths])
+    index._pictures = dict(root=str(tmp_path))
+    index.save(tmp_path/'index')
+    for path in paths:
+        (tmp_path/path).parent.mkdir(exist_ok=True)
+        Image.new('L', (9, 9)).save(tmp_path/path)
+    seen = Collection(tmp_path/'index')
+    client = TestClient(create_app(seen))
+    assert '7 pictures, 2 classes' in client.get('/').text
+    assert seen.labels.tolist() == [-1, -1, 0, 0, 1, 1, -1] and seen.class_name(0) == ''
+    assert [right for _, _, right in seen.neighbours(1, 6)] == [''] * 6
+    assert {paths[j]: right for j, _, right in seen.neighbours(2, 6)} == {
+        'a/4.png': 'right', 'b/5.png': 'wrong', 'b/6.png': 'wrong', '1.png': '', '2.png': '',
+        '7.png': ''}
+    seen.studied.finished()
+    seen.studied.join(against_hanging)
+    assert {row['class'] for row in seen.studied.report.per_class('map@r')} == {0, 1}
+    assert not {0, 1, 6} & {*seen.studied.worst().tolist(), *seen.studied.doubted().tolist()}
+    by_hand = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows[2:3]).T
+    by_hand = by_hand[[3, 4, 5], 0].tolist()                # the labelled neighbours of a/3.png
+    doubt = (by_hand[1] + by_hand[2] - by_hand[0]) / sum(by_hand)
+    assert seen.studied.doubt[2] == pytest.approx(doubt, abs=1e-4)
+    found = client.get('/weights.json?per_class=2').json()
+    assert found['labels'] == ['a', 'a', 'b', 'b'] and found['pictures'] == [2, 3, 4, 5]
+    assert client.get('/map.json').json()['names'] == ['a', 'b', '']
+    codes = np.frombuffer(client.get('/map.bin').content[8 * 7:], '<i4')
+    assert codes.tolist() == [2, 2, 0, 0, 1, 1, 2]
+    assert '1.png, no class' in client.get('/item/0').text
+    flat = EmbeddingIndex(3)
+    flat.add(rows[:3], metadata=[dict(path=path, label='') for path in paths[:3]])
+    flat._pictures = index._pictures
+    flat.save(tmp_path/'flat')
+    client = TestClient(create_app(Collection(tmp_path/'flat')))
+    assert '3 pictures, 0 classes' in client.get('/').text
+    refused = client.get('/weights.json')
+    assert refused.status_code == 400 and 'pictures with a class' in refused.json()['error']
+
+
 def test_a_picture_may_be_a_link(tmp_path):
     client, _ = few_pictures(tmp_path, {name: (9, 0, 0) for name in (b'a/1', b'a/2', b'b/3')})
     os.rename(tmp_path/'pictures'/'a'/'1', tmp_path/'elsewhere.png')

@@ -14,7 +14,6 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import browser as pages, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
-from dml_nb.cli import app, main
+from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
@@ -45,18 +44,6 @@ def in_a_process(*words):
     return subprocess.run(
         [*command, *map(str, words)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
         timeout=against_hanging)
-
-
-@pytest.fixture
-def dml(capsys, monkeypatch):
-    "The command in this process"
-    def call(*words):
-        monkeypatch.setattr(sys, 'argv', ['dml', *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=stopped.value.code, stdout=said.out, stderr=said.err)
-    return call
 
 
 def results(out):
@@ -535,6 +522,11 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
                            'pictures of 4 classes\n')
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+    text = pressed('evaluate', '--json', '--gallery', 'others').stdout
+    reading.pop('tell'), reading.pop('kept')
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+                           on_error='skip', group='folder')
+    assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
 
 
 @pytest.mark.parametrize('part, count', [('train', 12), ('rest', 12), ('all', 24)])
@@ -543,6 +535,14 @@ def test_a_part_to_measure_on(part, count, dml, arriving, shades, model, tmp_pat
     words = [tmp_path/'model', tmp_path/'photos', '--part', part, '--json']
     found = json.loads(dml('evaluate', *words).stdout)
     assert (found['part'], found['pictures']) == (part, count)
+
+
+@pytest.mark.parametrize('labels', [[3], [3, -1], [-1]])
+def test_one_class_is_too_few_to_evaluate(labels, dml, arriving, shades, model, tmp_path):
+    few = data.ImageSet(shades.source, np.resize(labels, 24), list('abcd'))
+    arriving(pictures, 'load_pictures', few)
+    said = f'24 pictures of {int(3 in labels)} classes'
+    assert is_one_line(dml('evaluate', tmp_path/'model', tmp_path/'photos'), 'or a --gallery', said)
 
 
 def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path):

@@ -372,13 +372,18 @@ def test_a_record_of_before_there_was_a_depth_goes_on(vectors, tmp_path):
     settings = dict(out=tmp_path/'model', epochs=1, classes=4, per_class=2)
     record = train_embedder(vectors, **settings)
     assert not {'depth', 'columns'} & set(record['settings'])
-    record['settings']['depth'] = 1                         # as was once written for all data
     (tmp_path/'model'/'training.json').write_text(json.dumps(record))
-    assert train_embedder(vectors, **settings) == record
     vectors = vectors.subset(range(len(vectors)))
+    for depth in (1, None):                                 # of folders; of what has none
+        vectors.depth = depth
+        assert train_embedder(vectors, **settings) == record
     vectors.depth = 2
     with pytest.raises(ValueError, match='with depth 1 there, 2 now'):
         train_embedder(vectors, **settings)
+    vectors.depth = None
+    record['settings']['depth'] = 1                         # as was once written for all data
+    (tmp_path/'model'/'training.json').write_text(json.dumps(record))
+    assert train_embedder(vectors, **settings) == record
 
 
 def models():

@@ -123,6 +123,13 @@ def test_introduction_heads_the_help(page):
 
 
 @each_page
+def test_links_lead_to_pages(page):
+    texts = ''.join(''.join(c['source']) for c in cells(page) if c['cell_type'] == 'markdown')
+    linked = set(re.findall(r'\]\(([\w./-]+\.ipynb)[#)]', texts))
+    assert linked <= {other.name for other in pages}
+
+
+@each_page
 def test_links_hold_no_code(page):
     """nbdev links names in backticks by itself, also within a link, and a link within a link is no
     link"""

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-from dml_nb.cli import main
 from dml_nb.data import images, load_data, pixels
 from dml_nb.data.images import read_image
 from dml_nb.data.pixels import KeptPixels
@@ -260,22 +259,20 @@ def test_a_copy_in_another_process_only_reads(decoded, files, tmp_path, monkeypa
     assert decoded[6:] == ['3.bmp', '4.bmp', '5.bmp']
 
 
-def test_commands_decode_once(decoded, tmp_path, capsys, monkeypatch):
+def test_commands_decode_once(decoded, tmp_path, dml):
     for i in range(8):
         paint(tmp_path/'photos'/'ab'[i % 2]/f'{i}.bmp', i)
     (tmp_path/'photos'/'a'/'broken.jpg').write_bytes(b'no picture')
     save_embedder(create_embedder('small_convnet', 4, 3, 12, 0, None), tmp_path/'model')
 
-    def dml(*words):
+    def decoded_by(name, *words):
         del decoded[:]
-        monkeypatch.setattr('sys.argv', ['dml', *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code, capsys.readouterr().err
+        run = dml(name, tmp_path/'model', tmp_path/'photos', *words)
+        assert not run.returncode, run.stderr
         return set(decoded) - {'broken.jpg'}
 
-    assert len(dml('evaluate', tmp_path/'model', tmp_path/'photos')) == 8
-    assert not dml('index', tmp_path/'model', tmp_path/'photos', '--out', tmp_path/'index')
-    assert not dml('embed', tmp_path/'model', tmp_path/'photos', '--out', tmp_path/'z.npz')
+    assert len(decoded_by('evaluate')) == 8
+    assert not decoded_by('index', '--out', tmp_path/'index')
+    assert not decoded_by('embed', '--out', tmp_path/'z.npz')
     paint(tmp_path/'photos'/'a'/'0.bmp', 99)
-    assert dml('evaluate', tmp_path/'model', tmp_path/'photos') == {'0.bmp'}
+    assert decoded_by('evaluate') == {'0.bmp'}

@@ -223,7 +223,8 @@ def check_data(
         return                                              # a named set that lies elsewhere
     place = os.path.expanduser(path)
     ending = Path(path).suffix.lower()
-    is_path = kind or os.sep in path or path.startswith(('.', '~')) or ending in ('.csv', '.tsv', '.zip')
+    is_path = kind or os.sep in path or path.startswith(('.', '~'))
+    is_path = is_path or ending in ('.csv', '.tsv', '.zip')
     there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
     if is_path and not there:
         what = 'file' if ending and kind != 'folder' else 'folder'
@@ -368,11 +369,11 @@ def as_depth(
 
 
 def chosen_columns(
-    given:list, # of texts as 'label=species'
+    texts:list, # such as 'label=species'
 ) -> dict: # {known name: column}, None for none
     "What the columns of a table are called. Fails in one line for a text without =."
     columns = {}
-    for text in given:
+    for text in texts:
         name, equals, column = (part.strip() for part in text.partition('='))
         if not (name and equals and column):
             fail(f'--column: expected name=column, as label=species, got {text!r}')
@@ -389,10 +390,10 @@ Columns = Annotated[list[str], typer.Option(
                      'given several times.')]
 Group = Annotated[str, typer.Option(
     help='Which pictures are of one burst or visit: a column of a table; folder; time, or '
-         'time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what their names share. '
-         'They never answer each other, and never do some train and some judge.')]
+         'time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what their names '
+         'share. No search compares two of them, and all of them train or all judge.')]
 Images = Annotated[str, typer.Option(
-    help='Folder or zip of the pictures of a table; beside it if it is not given.')]
+    help='Folder or zip with the pictures of a table; by default they lie beside it.')]
 AcceptOtherCode = Annotated[bool, typer.Option(
     '--accept-other-code',
     help='Use finished runs of another state of the code of dml_nb, and say how many.')]

@@ -128,8 +128,8 @@ def run_compare(
     Example: dml compare --data folder:photos --losses triplet,circle --seeds 5
 
     Two questions are asked of each loss. Can it find like images among held-out images of all
-    classes? And among classes that it never saw in training (the second half of them)? A set that
-    is published with classes held back, as glyphs is, is asked about these alone. Raw pixels and
+    classes? And among classes that it never saw in training (the second half of them)? Where a set
+    is published with classes held back, as glyphs is, only these are measured. Raw pixels and
     the untrained network answer too: only what lies above both was learned. The table shows means
     and 95 % intervals over seeds.
 

@@ -28,8 +28,8 @@ from rich.console import Console
 from .. import DEFAULT_LOSS
 from .base import (
     Columns, Depth, Group, Images, Json, app, check_above_0, check_data, check_losses,
-    chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar, stopped_writing,
-    told_in_one_line, writable_folder)
+    chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar,
+    stopped_writing, told_in_one_line, writable_folder)
 
 # %% ../../nbs/68_cli.models.ipynb #9c7326fa
 def as_value(
@@ -154,13 +154,13 @@ def stopped_training(
     return f'stopped before an epoch was finished; nothing is kept yet, and {goes_on}'
 
 # %% ../../nbs/68_cli.models.ipynb #41c92478
-def rule_given(
-    depth=None, # the options
+def chosen_rule(
+    depth=None, # the options, None for those that are not set
     column=(),
     images:str=None,
     group:str=None,
-) -> dict: # what was given of depth, columns, images and group
-    "For `load_pictures`. Fails in one line for columns without a name."
+) -> dict: # options of `load_pictures`: those of depth, columns, images and group that are set
+    "What decides classes and groups. Fails in one line for columns without a name."
     rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group)
     return {name: value for name, value in rule.items() if value is not None}
 
@@ -234,7 +234,7 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
-        rule = rule_given(None if depth == 'leaf' else depth, column, images, group)
+        rule = chosen_rule(None if depth == 'leaf' else depth, column, images, group)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
@@ -272,7 +272,7 @@ def run_train(
 
 # %% ../../nbs/68_cli.models.ipynb #37aaca05
 DepthOrTrained = Annotated[str, depth_option(
-    help='Which folders are the classes, as for dml train; as in the training if it is not given.')]
+    help='Which folders are the classes, as for dml train; by default as in the training.')]
 
 
 def load_model(
@@ -298,7 +298,7 @@ def kept_pixels(
 def pictures_for(
     embedder, # `Embedder`
     data:str,
-    rule:dict, # from `rule_given`; else the classes are decided as in the training
+    rule:dict, # from `chosen_rule`; the rest is as in the training
     on_error:str='skip', # as in `load_pictures`, and so is kept
     kept=None,
 ): # `ImageSet`
@@ -320,7 +320,7 @@ def embedded(
     "Embeddings with a bar; files are decoded meanwhile."
     from dml_nb.data.readers import leave_out_broken
     from dml_nb.training.embedding import _rows_of
-    faults = {} if hasattr(images.source, 'skipped') else None      # of arrays none is broken
+    faults = {} if hasattr(images.source, 'skipped') else None      # arrays are never broken
     with progress_bar('pictures', stderr=True) as bar:
         task = bar.add_task('embedding', total=len(images))
         z = _rows_of(embedder, embedder, images, 64, faults=faults,
@@ -362,15 +362,15 @@ def counted(
     images, # `ImageSet`
 ) -> str:
     "Its pictures and classes"
-    known = len(set(images.labels.tolist()) - {-1})
-    return f'{len(images):,} pictures of {known:,} classes'
+    from dml_nb.data.images import class_count
+    return f'{len(images):,} pictures of {class_count(images):,} classes'
 
 
 def labels_together(
     queries, # `ImageSet`
     gallery, # `ImageSet`
 ) -> tuple: # names of all classes; (B,) and (G,) labels, which count those
-    """Classes of two sets are the same where their names are. Warns of pictures that are in both.
+    """Classes of two sets are the same if their names are. Warns of pictures that are in both.
     Raises `ValueError` for sets without a class in common."""
     import numpy as np
     names = sorted({*map(str, queries.classes), *map(str, gallery.classes)})
@@ -391,7 +391,7 @@ def labels_together(
             f'in it, got others ({", ".join(gallery.classes[:3])}, ...)')
     both = len(files(queries) & files(gallery))
     if both:
-        warnings.warn(f'{both:,} of {len(queries):,} queries are in the gallery, too, and find '
+        warnings.warn(f'{both:,} of {len(queries):,} queries are also in the gallery and find '
                       'themselves', stacklevel=2)
     return names, labels, labels_of_gallery
 
@@ -401,11 +401,11 @@ def groups_together(
 ) -> list: # of (N,) codes for each, −1 for a picture in no group; or None
     "Groups of pictures that are read from their files are found among all of them"
     import numpy as np
-    from dml_nb.search.pictures import files_of, groups_of, is_said_by_files
+    from dml_nb.search.pictures import files_of, groups_of, is_by_files
     if any(images.groups is None for images in sets):
         return [None] * len(sets)
     group = sets[0].group
-    if len(sets) > 1 and group and is_said_by_files(group):
+    if len(sets) > 1 and group and is_by_files(group):
         names = groups_of([file for images in sets for file in files_of(images)], group)
     else:
         names = [name for images in sets for name in images.groups.tolist()]
@@ -419,7 +419,7 @@ def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='The queries; as for dml train.')],
     gallery:Annotated[str, typer.Option(
-        help='Pictures among which they are searched; among each other if it is not given.')] = None,
+        help='Pictures to search among; by default each query among the others.')] = None,
     part:Annotated[str, typer.Option(
         help='all; held-out: only what judged the training, if these are its pictures; or a part '
              'of the data set: train, test, ...; auto: test where there is one.',
@@ -444,14 +444,14 @@ def run_evaluate(
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
     held-out, or at other pictures."""
     with told_in_one_line('stopped'):
-        rule = rule_given(depth, column, images, group)
+        rule = chosen_rule(depth, column, images, group)
         model_folder(model)
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
         embedder = load_model(model)
-        which = 'skip' if part == 'held-out' else 'later'   # what was held back depends on all
+        on_error = 'skip' if part == 'held-out' else 'later'    # the split depends on all of them
         with kept_pixels(model) as kept:
-            pictures = pictures_for(embedder, data, rule, which, kept)
+            pictures = pictures_for(embedder, data, rule, on_error, kept)
             pictures, part = chosen_part(model, pictures, part)
             z, pictures = embedded(embedder, pictures)
             if gallery is not None:
@@ -459,12 +459,13 @@ def run_evaluate(
                 of_others, others = embedded(embedder, others)
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
+        from dml_nb.data.images import class_count
         from dml_nb.evaluation.retrieval import evaluate as measure
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:
-            if len(set(labels.tolist()) - {-1}) < 2:
-                raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, got '
-                                 'one class')
+            if class_count(pictures) < 2:
+                raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, '
+                                 f'got {counted(pictures)}')
             report = measure(z, labels, groups=groups_together(pictures)[0])
         else:
             names, labels, labels_of_others = labels_together(pictures, others)
@@ -500,8 +501,9 @@ def run_evaluate(
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
         if report['unmatched']:
             console.print(
-                f"{report['unmatched']:,} of {report['queries']:,} queries have nothing of their class "
-                'to be found; they are in no mean', highlight=False, markup=False, soft_wrap=True)
+                f"{report['unmatched']:,} of {report['queries']:,} queries have no picture of "
+                'their class to find and are left out of the means', highlight=False, markup=False,
+                soft_wrap=True)
 
 # %% ../../nbs/68_cli.models.ipynb #96f162aa
 @app.command('embed')
@@ -536,7 +538,7 @@ def run_embed(
             embedder = load_model(model)
             import numpy as np
             with kept_pixels(model) as kept:
-                rule = rule_given(depth, column, images)
+                rule = chosen_rule(depth, column, images)
                 pictures = pictures_for(embedder, data, rule, 'later', kept)
                 z, pictures = embedded(embedder, pictures)
             z = z.numpy()

@@ -24,14 +24,14 @@ from .base import (
     Columns, Images, Json, app, fail, no_empty_folder, progress_bar, stopped_writing,
     told_in_one_line, writable_folder)
 from .models import (
-    DepthOrTrained, check_index, kept_pixels, load_model, rule_given)
+    DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
 @app.command('index')
 def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(
-        help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of pictures.')],
+        help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of them.')],
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
         help='flat (exact), or hnsw or ivfpq for millions of pictures.')] = 'flat',
@@ -48,12 +48,12 @@ def run_index(
     needs; an index that is there is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
-        rule = rule_given(depth, column, images)
+        rule = chosen_rule(depth, column, images)
         source, _, path = data.partition(':')
         place = path if source in ('folder', 'zip', 'csv') else data
         if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
-            fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is no '
-                 'such place')
+            fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
+                 'no such place')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
         from dml_nb.search.folders import index_folder

@@ -1,8 +1,8 @@
-"""One function decides the class of a picture in a folder or a zip, and what it merges is said in numbers
+"""One function decides the class of a picture in a folder or a zip, and counts what it merges
 
 People sort pictures into folders, and the folder in which a picture lies says its class. Training,
 evaluation, an index and a comparison all ask `class_of`, so that the same picture has the same
-class everywhere. What a rule would merge or leave out is said in numbers before anything is done.
+class everywhere. A warning counts what a rule would merge or leave out before anything is done.
 
 Docs: https://dml-nb.github.io/dml_nb/data.classes.html.md"""
 
@@ -33,16 +33,17 @@ def check_depth(
     try:
         return check_number(name, depth, lo=1, integer=True)
     except (TypeError, ValueError) as error:
-        raise ValueError(f'{name}: expected leaf, or an integer from 1 up, got {depth!r}') from error
+        raise ValueError(f'{name}: expected leaf, or an integer from 1 up, got '
+                         f'{depth!r}') from error
 
 
 def one_spelling(name) -> str:
-    "A name in Unicode's form NFC, for é is written in two ways that look the same"
+    "A name in Unicode's form NFC, because é can be written in two ways that look the same"
     return unicodedata.normalize('NFC', name)
 
 
 def class_of(
-    folders, # those that lead to the picture, from the one that was given on
+    folders, # names of those that lead to the picture, from the first below the root
     depth=LEAF, # 'leaf': the folder in which it lies; 1, 2, ...: the first, the one in that, ...
 ) -> tuple: # names of folders; () for a picture that has no class
     "The class of a picture"
@@ -95,13 +96,13 @@ def is_hidden(name) -> bool:
 
 
 def is_picture(name) -> bool:
-    "By its ending; hidden files and folders are none"
+    "By its ending. Hidden files, and files in hidden folders, are not pictures."
     ending = PurePosixPath(name).suffix.lower()
     known = ending in ENDINGS or ending in HEIF and reads_heif()
     return known and not is_hidden(name)
 
 
-def lying_in(
+def contents_of(
     root, # a folder
 ) -> tuple: # files and folders below it, in order, as tuples of parts
     "Hidden ones are left out. Raises `OSError` for a folder that cannot be read."

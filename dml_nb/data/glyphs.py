@@ -197,16 +197,16 @@ def kept_characters(
     "Those that are drawn, each once. Raises ValueError where none is left."
     if not faces:
         raise ValueError('faces: expected at least one, got none')
-    asked = ''.join(SCRIPTS.values()) if characters is None else characters
-    several = [c for c in asked if not isinstance(c, str) or len(c) != 1]
+    chosen = ''.join(SCRIPTS.values()) if characters is None else characters
+    several = [c for c in chosen if not isinstance(c, str) or len(c) != 1]
     if several:
         raise ValueError(f'characters: expected single ones, got {several[0]!r}')
     have = [characters_in(face) for face in faces]
-    there = [c for c in dict.fromkeys(asked)
+    there = [c for c in dict.fromkeys(chosen)
              if c in have[0] and 4 * sum(c in each for each in have) >= 3 * len(faces)]
     if not there:
         raise ValueError('characters: expected some that three quarters of the typefaces have, '
-                         f'got {"".join(asked)!r:.80}')
+                         f'got {"".join(chosen)!r:.80}')
     return unlike(there, faces[0], size, alike)
 
 # %% ../../nbs/32_data.glyphs.ipynb #860e0715

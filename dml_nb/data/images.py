@@ -391,7 +391,7 @@ class ImageSet:
     skipped = () # names of the pictures that `on_error='skip'` left out
     depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
     group = None # what says its groups, as given to `load_pictures`
-    columns = None # of the table that says its classes, {'file': name, 'label': name}; None: of none
+    columns = None # of its table, {'file': name, 'label': name}; None: not from a table
 
     def __init__(
         self,
@@ -473,11 +473,18 @@ def new_empty(self:ImageSet) -> ImageSet:
     nothing = torch.empty(0, *(n or 0 for n in self.source.shape))
     return ImageSet(nothing, np.empty(0, dtype=np.int64), self.classes, name=self.name)
 
+# %% ../../nbs/30_data.images.ipynb #5c1f0e7a
+def class_count(
+    images:ImageSet,
+) -> int:
+    "How many classes are present; -1 is none."
+    return len(set(images.labels.tolist()) - {-1})
+
 # %% ../../nbs/30_data.images.ipynb #c04be54f
 @patch
 def __repr__(self:ImageSet):
     shape = '×'.join('?' if n is None else str(n) for n in self.source.shape)
-    known = len(set(self.labels.tolist()) - {-1})
+    known = class_count(self)
     unlabelled = int((self.labels < 0).sum())
     of_all = f' of {len(self.classes):,}' if known < len(self.classes) else ''
     what = 'vectors' if len(self.source.shape) == 1 else 'images'

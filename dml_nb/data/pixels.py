@@ -80,7 +80,7 @@ def part_bytes(
 
 
 class Part:
-    "A file of rows, open for reading. Raises `ValueError` for a file that is none."
+    "A file of rows, open for reading. Raises `ValueError` for any other file."
 
     def __init__(self,
         path:Path,
@@ -88,7 +88,7 @@ class Part:
     ):
         self.path = path
         self.own = own
-        self.asked = set()                                      # rows that this command used
+        self.used = set()                                       # rows that this command read
         try:
             opened = safe_open(path, 'pt')
             keys = opened.get_tensor('keys').numpy()
@@ -102,13 +102,13 @@ class Part:
         pixels = self.pixels[i]
         if checksum(self.keys[i], pixels) != self.checksums[i]:
             return None
-        self.asked.add(i)
+        self.used.add(i)
         return pixels
 
     @property
     def useful(self):
-        "Whether this command wrote it, or used half of it, as it does not if files have changed."
-        return self.own or 2 * len(self.asked) >= len(self.keys)
+        "Whether this command wrote it or read half of its rows, fewer if files have changed."
+        return self.own or 2 * len(self.used) >= len(self.keys)
 
 # %% ../../nbs/30_data.pixels.ipynb #27479afb
 LIMIT = 2**30 # bytes in the folder
@@ -199,7 +199,7 @@ def keep(self:KeptPixels, key:bytes, x:Tensor):
 # %% ../../nbs/30_data.pixels.ipynb #ad277e2e
 @patch
 def write(self:KeptPixels):
-    "New pixels as parts, where there is room and nobody else is writing."
+    "New pixels as parts, if there is room and no other process is writing."
     new, self.new, self.waiting = self.new, {}, 0
     for shape in {tuple(x.shape) for x in new.values()}:
         content = part_bytes({key: x for key, x in new.items() if tuple(x.shape) == shape})
@@ -221,7 +221,7 @@ def write(self:KeptPixels):
 def make_room(self:KeptPixels,
     wanted:int, # bytes
 ) -> bool: # are there as many below the limit?
-    "Remove what killed processes left and, if need be, parts. Nobody else is writing."
+    "Remove what killed processes left and, if need be, parts. No other process is writing."
     for left in self.folder.glob('.*.pixels.*'):
         left.unlink(missing_ok=True)
     useful = {part.path for part in self.parts if part.useful}

@@ -25,7 +25,7 @@ import numpy as np
 
 from .images import ImageFiles, ImageSet, Vectors, existing_file, reading
 from .classes import (
-    ENDINGS, LEAF, check_depth, classes_of, is_picture, lying_in, one_spelling, say_not_read)
+    ENDINGS, LEAF, check_depth, classes_of, contents_of, is_picture, one_spelling, say_not_read)
 from ..support.validate import check_choice, check_number
 
 # %% ../../nbs/31_data.readers.ipynb #c3fd3e02
@@ -223,8 +223,8 @@ def check_classes(name, labels, classes, least=2):
         if label not in present:
             raise ValueError(f'{name}: expected a picture of each class, {str(c)!r} has none')
     if len(present) < least:
-        raise ValueError(f'{name}: expected at least {("one class", "two classes")[least - 1]}, got '
-                         f'{len(present)}')
+        wanted = ('one class', 'two classes')[least - 1]
+        raise ValueError(f'{name}: expected at least {wanted}, got {len(present)}')
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
@@ -360,7 +360,7 @@ def read_folder(root=None, name=None, depth=LEAF, **options) -> ImageSet:
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, got {str(root or "")!r}, which is no folder')
     root = Path(root).expanduser()
-    files, folders = lying_in(root)
+    files, folders = contents_of(root)
     if not folders:
         raise ValueError(f'{wanted}, {root} holds no folders')
     if name is None:                                        # a published set has notes beside it
@@ -539,8 +539,8 @@ def table_places(
     table = _table(path, columns)
     for key in ('file', 'label'):
         if key not in table:
-            raise ValueError(f"{path}: expected a column {key!r}, there is none; --column {key}=NAME "
-                             f"(columns={{'{key}': NAME}}) says what it is called")
+            raise ValueError(f'{path}: expected a column {key!r}, there is none; --column '
+                             f"{key}=NAME (columns={{'{key}': NAME}}) says what it is called")
     lines = zip(table['line'], table['file'])
     files = [_inside(path, line, file, images) for line, file in lines]
     _check_once(path, files, table)

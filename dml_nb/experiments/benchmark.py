@@ -270,11 +270,10 @@ def of_small_batches(
     sizes = [dict(B=B, D=128) for B in (16, 32, 64, 128, 256, 512) if B <= largest]
     found = against_peer(name, ours, peer, *sizes, quick=(sizes[1], sizes[3]), miner=miner,
                          group='small')
-    mine, theirs, limit = found.sides
-    sides = [mine, theirs, limit]
+    *sides, limit = found.sides
     if name in FORMULAS:
-        sides[2:2] = [Side('torch, the formula', FORMULAS[name], 'formula(z, y).backward()')]
-    return replace(found, sides=tuple(sides), turns=100, memory=False, operators=True)
+        sides.append(Side('torch, the formula', FORMULAS[name], 'formula(z, y).backward()'))
+    return replace(found, sides=(*sides, limit), turns=100, memory=False, operators=True)
 
 
 cosine = 'distance=distances.CosineSimilarity()'
@@ -295,7 +294,8 @@ COMPARISONS = [
     of_small_batches('all triplets', 'Triplet()', f'TripletMarginLoss(.1, {cosine})', 256),
     of_small_batches('batch-hard', 'BatchHard()', f'TripletMarginLoss(.1, {cosine})',
                      miner=f'BatchHardMiner({cosine})'),
-    *(of_small_batches(name, f'{name}({{B}} // 4, {{D}})', f'{peer}(num_classes={{B}} // 4, embedding_size={{D}})')
+    *(of_small_batches(name, f'{name}({{B}} // 4, {{D}})',
+                       f'{peer}(num_classes={{B}} // 4, embedding_size={{D}})')
       for name, peer in dict(
           NormalizedSoftmax='NormalizedSoftmaxLoss', ProxyNCA='ProxyNCALoss',
           CosFace='CosFaceLoss', ArcFace='ArcFaceLoss', SubCenterArcFace='SubCenterArcFaceLoss',
@@ -483,7 +483,8 @@ def by_hand(root):
     images = load_data(f'folder:{{root}}', size={side}, fit='squash')
     sampler = ClassBatchSampler(images.labels, 8, 4, 0)
     model = create_embedder('squeezenet1_1', 128, size={side}, seed=0).train()
-    return DataLoader(images, batch_sampler=list(sampler)), model, torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
+    return DataLoader(images, batch_sampler=list(sampler)), model, optimizer
 def loop(root):
     if ('by hand', root) not in made: made['by hand', root] = by_hand(root)
     batches, model, optimizer = made['by hand', root]

@@ -74,7 +74,7 @@ def comparison_table(
 FOR_GLYPHS = dict(body_width=8, lr=6e-3)
 
 
-def asked(
+def questions_of(
     images:ImageSet,
     turned:bool, # train on pictures in their eight positions, for unseen classes
 ) -> list: # of (`split` and `turned` of a recipe, classes to train on)
@@ -109,7 +109,7 @@ def comparison_recipes(
     recipes = []
     for seed in range(seeds):
         for loss in dict.fromkeys(losses):
-            for split, wide, there in asked(images, turned):
+            for split, wide, there in questions_of(images, turned):
                 classes = max(1, min(most, there))
                 recipes.append(Recipe(
                     loss, split=split, turned=wide, classes=classes, per_class=batch // classes,

@@ -40,7 +40,7 @@ from ..support.validate import check_choice, check_flag, check_number
 from ..data.noise import (
     CIFAR10_FLIPS, STL10_FLIPS, asymmetric_noise, noisy_images, symmetric_noise)
 from ..data.classes import LEAF, check_depth
-from ..data.images import ImageSet
+from ..data.images import ImageSet, class_count
 from ..data.sources import load_data, name_and_path
 from ..data.splits import split_by_class, split_by_image
 from ..data.transforms import turn_classes
@@ -490,13 +490,6 @@ def load_images(
     return load_data(recipe.data, **options)
 
 
-def class_count(
-    images:ImageSet,
-) -> int:
-    "How many classes are present; -1 is none."
-    return len(np.unique(images.labels[images.labels >= 0]))
-
-
 def official_parts(
     images:ImageSet,
 ) -> tuple: # indices of 'train' and of 'test'
@@ -589,8 +582,8 @@ def split_images(
 ) -> tuple: # (train, valid)
     """What a recipe trains on and what it measures on.
 
-    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures of
-    a class to measure on, and pictures of several sizes."""
+    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures
+    of a class to measure on, and pictures of several sizes."""
     if hasattr(images.source, 'check_alike'):
         images.source.check_alike()
     train, valid = (images.subset(part) for part in question_parts(recipe, images))

@@ -43,7 +43,7 @@ QUESTIONS = {
 def splits_of(
     results:dict, # from `run_all`
 ) -> list: # keys of `QUESTIONS`
-    "Which questions were asked."
+    "Which questions the runs answer, in order."
     return list(dict.fromkeys(run['recipe']['split'] for run in results['runs']))
 
 
@@ -130,7 +130,7 @@ def findings(
     said = []
     for key, where in (('map@r', 'On held-out images of all classes'),
                        ('unseen_map@r', 'Among classes never seen in training')):
-        if key not in pixels:                               # was not asked
+        if key not in pixels:                               # no run answers this question
             continue
         best = max(rows.values(), key=lambda row: row[key][0])
         said.append(

@@ -537,6 +537,7 @@ def kept_run(
             remove_checkpoints(checkpoints)
         result = run_on(recipe, shelf, own_device(), lambda: progress(1), folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, result, seed=recipe.seed)
+        by_its_threads = dict(threads=recipe.threads)       # not by those of who writes it
+        write_json(path, result | by_its_threads, seed=recipe.seed)
     remove_checkpoints(checkpoints)
     return result

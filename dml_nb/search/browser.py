@@ -90,11 +90,10 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "The neighbours of a picture, right or wrong."
+    "The neighbours of a picture, with the word right or wrong where that is known."
     found = collection.neighbours(i, k)
     return Div(*[
-        figure(collection, j, f"{similarity:.3f} {'right' if right else 'wrong'}",
-               str(collection.names[collection.labels[j]]), cls='right' if right else 'wrong')
+        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j), cls=right)
         for j, similarity, right in found], cls='grid')
 
 # %% ../../nbs/59_search.browser.ipynb #dfd86583
@@ -229,8 +228,10 @@ def which(self:Pages, request):
 @patch
 def map_json(self:Pages, request):
     seen = self.which(request)
-    return json_answer(dict(pictures=len(self.collection), names=list(self.collection.names),
-                            dim=seen.z.shape[1]))
+    names = list(self.collection.names)
+    if (self.collection.labels < 0).any():
+        names.append('')                                    # the map draws those without a class
+    return json_answer(dict(pictures=len(self.collection), names=names, dim=seen.z.shape[1]))
 
 
 @patch
@@ -240,8 +241,9 @@ def map_bin(self:Pages, request):
     xy = seen.xy
     if seen is self.other:
         xy = np.stack([seen.xy[j] if j is not None else (-9., -9.) for j in self.twin])
-    codes = self.collection.labels.astype('<i4')
-    return Response(xy.astype('<f4').tobytes() + codes.tobytes(),
+    labels = self.collection.labels
+    codes = np.where(labels < 0, len(self.collection.names), labels)
+    return Response(xy.astype('<f4').tobytes() + codes.astype('<i4').tobytes(),
                     media_type='application/octet-stream')
 
 # %% ../../nbs/59_search.browser.ipynb #84789470
@@ -253,7 +255,7 @@ def item(self:Pages, i):
         A('← before', href=f'/item/{(i - 1) % len(seen)}', id='before'),
         A('after →', href=f'/item/{(i + 1) % len(seen)}', id='after'),
         A('map', href='/', id='to-map'), cls='bar')
-    label = str(seen.names[seen.labels[i]]) or 'no folder'
+    label = seen.class_name(i) or 'no class'
     own = Figure(A(Img(src=f'/thumb/{i}', alt=seen.paths[i]), href=f'/image/{i}'),
                  Figcaption(seen.paths[i]), cls='large')
     found = [Div(H2('neighbours'), neighbour_figures(seen, i))]
@@ -274,10 +276,8 @@ def of_other(self:Pages, j):
     for k, similarity, right in self.other.neighbours(j, 24):
         i = place.get(self.other.paths[k])
         if i is not None:
-            word = 'right' if right else 'wrong'
-            label = str(self.other.names[self.other.labels[k]])
-            figures.append(figure(self.collection, i, f'{similarity:.3f} {word}', label,
-                                  cls=word))
+            figures.append(figure(self.collection, i, f'{similarity:.3f} {right}',
+                                  self.other.class_name(k), cls=right))
     return Div(*figures, cls='grid')
 
 # %% ../../nbs/59_search.browser.ipynb #7f3260a7
@@ -307,7 +307,7 @@ def worst(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     return self.listed(
         request, '/worst', 'Worst queries', study.worst,
-        lambda i: (f"AP {study.report.measure('map')[i]:.3f}", str(seen.names[seen.labels[i]])),
+        lambda i: (f"AP {study.report.measure('map')[i]:.3f}", seen.class_name(i)),
         'Average precision of each picture as a query, the lowest first: where the pictures of '
         'its class lie among its neighbours.')
 
@@ -317,7 +317,7 @@ def doubted(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     return self.listed(
         request, '/labels', 'Doubtful labels', study.doubted,
-        lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.names[seen.labels[i]]}',
+        lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.class_name(i)}',
                    f'like {seen.names[study.proposed[i]]}'),
         f'Pictures of which the {study.K} nearest agree on another class. They are mistakes of '
         'the labels, or of the embedding.')
@@ -330,7 +330,7 @@ def table_of(
 ):
     "A table that is never wider than its place."
     def name(text):
-        parts = re.split(r'(?<=[._/-])', str(text) or 'no folder')
+        parts = re.split(r'(?<=[._/-])', str(text))
         return Td(*[piece for part in parts for piece in (part, Wbr())][:-1])
 
     def row(texts, values):

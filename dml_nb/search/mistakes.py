@@ -59,7 +59,9 @@ class Collection:
         self.z = self.index.vectors()                                   # (N, D) unit rows
         known = self.index.metadata()
         self.paths = [fact['path'] for fact in known]
-        self.names, self.labels = np.unique([fact['label'] for fact in known], return_inverse=True)
+        said = np.array([fact['label'] for fact in known])              # '': of no class
+        self.names = np.unique(said[said != ''])                        # of the classes
+        self.labels = np.where(said == '', -1, np.searchsorted(self.names, said))       # (N,)
         self.xy = flat_map(self.z)
         self.studied = Study(self)
 
@@ -79,15 +81,25 @@ class Collection:
                 return file_at(path)
         raise LookupError(f'picture: {self.paths[i]} is no longer there')
 
+    def class_name(
+        self,
+        i:int, # which picture
+    ) -> str: # '' for none
+        return '' if self.labels[i] < 0 else str(self.names[self.labels[i]])
+
     def neighbours(
         self,
         i:int, # which picture
         k:int=24, # how many
-    ) -> list: # of (picture, similarity, whether it is of the same class)
+    ) -> list: # of (picture, similarity, 'right' or 'wrong'; '' where either has no class)
         similarity, ids = self.index.search(ids=[int(self.ids[i])], k=min(k, len(self) - 1))
         places = np.searchsorted(self.ids.numpy(), ids[0].numpy())
-        return [(int(j), float(s), bool(self.labels[j] == self.labels[i]))
-                for j, s in zip(places, similarity[0])]
+        found = []
+        for j, s in zip(places.tolist(), similarity[0].tolist()):
+            known = min(self.labels[i], self.labels[j]) >= 0
+            right = 'right' if self.labels[j] == self.labels[i] else 'wrong'
+            found.append((j, s, right if known else ''))
+        return found
 
 # %% ../../nbs/58_search.mistakes.ipynb #2e72decc
 class Study(threading.Thread):
@@ -136,12 +148,13 @@ class Study(threading.Thread):
         places = np.searchsorted(seen.ids.numpy(), ids.numpy())         # (b, k)
         votes = np.zeros((hi - lo, len(seen.names)), dtype=np.float32)
         rows = np.arange(hi - lo)[:, None]
-        np.add.at(votes, (rows, labels[places]), similarity.clamp(min=0).numpy())
+        weight = similarity.clamp(min=0).numpy() * (labels[places] >= 0)
+        np.add.at(votes, (rows, labels[places]), weight)
         votes /= np.maximum(votes.sum(1, keepdims=True), 1e-9)
         own = votes[rows[:, 0], labels[lo:hi]].copy()
         votes[rows[:, 0], labels[lo:hi]] = -1
         self.proposed[lo:hi] = votes.argmax(1)
-        self.doubt[lo:hi] = votes.max(1) - own
+        self.doubt[lo:hi] = np.where(labels[lo:hi] >= 0, votes.max(1) - own, -1)
 
     def worst(self) -> np.ndarray: # (n,) pictures with a fellow of their class, the worst first
         "By average precision as a query."
@@ -182,7 +195,9 @@ def weights_of(
     if not 2 <= classes * per_class <= 64:
         raise ValueError(f'batch: expected 2 to 64 pictures, got {classes} × {per_class}')
     rng = np.random.default_rng(seed)
-    counts = np.bincount(collection.labels)
+    counts = np.bincount(collection.labels[collection.labels >= 0])
+    if not len(counts):
+        raise ValueError('batch: expected pictures with a class, got none')
     enough = rng.permutation(np.flatnonzero(counts >= min(per_class, counts.max())))
     batch = []
     for label in np.sort(enough[:classes]):
@@ -198,5 +213,5 @@ def weights_of(
         raise ValueError(f'{loss}: its value is {value} for this batch')
     return dict(loss=repr(loss), value=value, pictures=batch,
                 names=[Path(collection.paths[i]).name for i in batch],
-                labels=[str(collection.names[i]) for i in collection.labels[batch]],
+                labels=[collection.class_name(i) for i in batch],
                 W=W.tolist())

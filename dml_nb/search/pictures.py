@@ -3,7 +3,7 @@
 `load_pictures` reads pictures as people have them, and leaves out and names what cannot be read.
 `rule_for` has the classes decided as in the training, or says that they are not.
 `hold_back` says what to train on and what to judge by. [Training](58_search.everyday.ipynb) and
-the commands begin with these. Neither loads fastai, so a command that measures starts soon.
+the commands begin with these. None of them loads fastai, so a command that measures starts soon.
 
 Docs: https://dml-nb.github.io/dml_nb/search.pictures.html.md"""
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from ..support.validate import check_number
 from ..data.classes import (
-    LEAF, check_depth, classes_of, is_picture, lying_in, say_not_read)
+    LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
 from ..data.images import ImageSet, _opened
 from ..data.readers import (
     Folder, _Archive, _files_and_folders, table_classes, table_places)
@@ -35,8 +35,8 @@ from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import split_by_class, split_by_image
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
-def is_said_by_files(group) -> bool:
-    "Is that no column of a table?"
+def is_by_files(group) -> bool:
+    "Whether the files themselves say the groups, and not a column of a table"
     return group == 'folder' or group.partition(':')[0] in ('time', 'name')
 
 
@@ -101,9 +101,9 @@ def load_pictures(
     group:str=None, # what says which pictures belong together, as in `groups_of`
     **rule, # what says the classes: depth=, columns=, images=; None: by default
 ) -> ImageSet:
-    "Like `load_data`, leaving out what cannot be read. Raises as `load_data`."
+    "As `load_data`, without the pictures that cannot be read. Raises as `load_data`."
     taken = options_of(data)
-    if group is not None and 'columns' in taken and not is_said_by_files(group):
+    if group is not None and 'columns' in taken and not is_by_files(group):
         rule['columns'] = (rule.get('columns') or {}) | {'group': group}
     wanted = dict(size=size or (128 if 'fit' in taken else None), fit=fit, on_error=on_error,
                   mode=mode, tell=tell, kept=kept)
@@ -114,7 +114,7 @@ def load_pictures(
     if group is not None:
         images = copy(images)
         images.group = group
-        if images.groups is None or is_said_by_files(group):
+        if images.groups is None or is_by_files(group):
             images.groups = np.array(groups_of(files_of(images), group))
     return images
 
@@ -122,7 +122,7 @@ def load_pictures(
 def rule_text(
     depth=None, # of folders
     columns=None, # of a table
-    **other, # whatever says nothing about classes
+    **other, # options that do not decide classes
 ) -> str: # '' for neither
     if columns: return f"by the column {columns['label']} of a table"
     return f'by folders, at depth {depth}' if depth else ''
@@ -133,7 +133,7 @@ def rule_for(
     facts:dict, # of an embedder
     **given, # depth=, columns=, images=, group=; None: as in the training
 ) -> dict: # options of `load_pictures`
-    "What decides the classes. Warns where it is not what decided them in the training."
+    "What decides the classes. Warns if it is another rule than that of the training."
     taken = options_of(data)
     rule = {name: value for name, value in given.items() if value is not None}
     now = {}
@@ -157,19 +157,19 @@ def located(
     facts:dict, # of an embedder
     **given, # as in `rule_for`
 ) -> tuple: # `Folder` or archive, N names in it, N labels; '' for a picture without a class
-    """Where pictures lie, and the classes that `load_pictures` would give them. Raises as that, and
-    `FileNotFoundError` for no such place."""
+    """Where pictures lie, and the classes that `load_pictures` would give them. Raises as
+    `load_pictures`, and `FileNotFoundError` where there is no such place."""
     kind, path = '', os.fspath(data)
-    with suppress(ValueError):                              # of one picture, or nothing
+    with suppress(ValueError):                              # raised for a single picture
         kind, path = name_and_path(data)
     place = Path(path).expanduser()
     if not place.exists():
-        raise FileNotFoundError(f'images: expected a folder, a zip or a table of pictures, got {data}, '
-                                'and there is no such place')
+        raise FileNotFoundError(f'images: expected a folder, a zip or a table of pictures, got '
+                                f'{data}, and there is no such place')
     if is_picture(place.name) and place.is_file():
         return Folder(place.parent), [place.name], ['']
     rule = rule_for(data, facts, **given) if kind else {}
-    rule.pop('group', None)                                 # of which an index knows nothing
+    rule.pop('group', None)                                 # an index keeps no groups
     for name in rule.keys() - set(options_of(data)):
         raise TypeError(f'{name}: expected an option of {kind}, got {name}={rule[name]!r}')
     if kind == 'csv':
@@ -177,10 +177,10 @@ def located(
         labels, classes = table_classes(place, table)
         return base, files, [[*classes, ''][label] for label in labels]
     if kind == 'folder' and place.is_dir():
-        base, lying = Folder(place), lying_in(place)[0]
-        pictures = [p for p in lying if is_picture('/'.join(p))]
+        base, files = Folder(place), contents_of(place)[0]
+        pictures = [p for p in files if is_picture('/'.join(p))]
         if pictures:
-            say_not_read(base, ['/'.join(p) for p in lying])
+            say_not_read(base, ['/'.join(p) for p in files])
     elif kind == 'zip':
         base, pictures, _ = _files_and_folders(_Archive(place), rule['depth'])
     else:
@@ -214,8 +214,8 @@ def without_groups(train, valid) -> ImageSet:
         raise ValueError(f'group: expected pictures of two classes that are in no group of those '
                          f'held back, got {len(rest):,} pictures')
     if both.any():
-        warnings.warn(f'{train.name}: {both.sum():,} pictures are of groups that are held back in part '
-                      'and do not train', stacklevel=4)
+        warnings.warn(f'{train.name}: {both.sum():,} pictures do not train, because other pictures '
+                      'of their groups are held back', stacklevel=4)
     return train.subset(~both)
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from ..core import unit
 from ..data.images import (
     ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, sides_of)
-from ..data.classes import is_picture, lying_in
+from ..data.classes import contents_of, is_picture
 from ..support.validate import check_choice, check_number
 from dml_nb.training.networks import (
     USUAL_SIDES, ClassToken, NormalizedBody, create_network, fill, fill_folded, find_weights, fold,
@@ -407,7 +407,7 @@ class Pictures:
             path = Path(images).expanduser()
             if not path.is_dir():
                 return [path]
-            return [path.joinpath(*p) for p in lying_in(path)[0] if is_picture('/'.join(p))]
+            return [path.joinpath(*p) for p in contents_of(path)[0] if is_picture('/'.join(p))]
         if isinstance(images, Image.Image):
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):
@@ -481,7 +481,7 @@ def read_or_error(self:Pictures, i):
 
 @patch
 def read_all(self:Pictures,
-    ahead:int, # how many may be read that are not yet asked for
+    ahead:int, # how many may be read before they are used
 ): # yields what `read_or_error` gives, in order
     if not self.of_files:
         yield from map(self.read_or_error, range(len(self)))

@@ -93,7 +93,7 @@ class CrossBatchMemory(AroundLoss):
     def reset(self):
         "Forget all rows, as after a learning-rate search; steps go on counting."
         self.register_buffer('rows', None, persistent=False)        # (M, D) unit rows
-        self.register_buffer('labels', None, persistent=False)      # (M, ...) as the loss reads them
+        self.register_buffer('labels', None, persistent=False)      # (M, ...), as the loss reads
         self.register_buffer('stored_at', None, persistent=False)   # (M,) step of each row
         self.place = 0                                  # where the next row goes
         self.count = 0                                  # rows that are filled

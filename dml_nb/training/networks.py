@@ -198,7 +198,7 @@ def create_network(
     arch, # a name, a function `channels -> nn.Module`, or a module
     channels:int=3, # of the pictures
     size=None, # their side, for transformers
-    filled:bool=False, # will its numbers come from a file? Those that it has are then of no account
+    filled:bool=False, # its weights will be loaded from a file, so the first ones do not matter
     **options, # of `timm_network`
 ) -> tuple: # the network, and its body (B, channels, H, W) -> (B, F, h, w) or (B, F)
     """A fresh network, and its part without classifier; a module is taken as it is.

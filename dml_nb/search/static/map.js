@@ -16,7 +16,7 @@ const grey = () => dark() ? '#4a4a4a' : '#c4c4c4';
 const inFront = c => !front.size || front.has(c);
 const color = c => !inFront(c) ? grey() :
   `hsl(${front.get(c) ?? hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
-const called = c => names[c] || 'no folder';
+const called = c => names[c] || 'no class';
 let place = {w: 0, h: 0, side: 0, left: 0, top: 0};     // of the map on the canvas, in pixels
 function measure() {
   const w = canvas.clientWidth, h = canvas.clientHeight, side = Math.min(w, h) * .94;
@@ -264,7 +264,8 @@ function bringForward() {
     button.firstChild.style.background = color(c);
   });
   kept.textContent = !chosen.size ? kept.dataset.hint :
-    `${chosen.size} of ${names.length} classes kept in front`;
+    `${[...chosen].filter(c => names[c]).length} of ${names.filter(Boolean).length} classes ` +
+    'kept in front';
   release.hidden = !chosen.size;
   redraw();
 }

@@ -7,7 +7,7 @@ Modules:
 - `dml_nb.cli.models`: `dml train`, `evaluate` and `embed`: from a folder of pictures to vectors.
 - `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
 - `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
-- `dml_nb.core`: Unit rows, similarities in full precision, who is paired with whom.
+- `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
 - `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
@@ -23,6 +23,8 @@ Modules:
 - `dml_nb.engine.inputs`: From what a user gives to unit rows and the table of pairs, or to an error that says what was expected.
 - `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once where that is faster.
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
+- `dml_nb.engine.scratch`: Matrices of a block, handed out again for the next block and the next loss.
+- `dml_nb.engine.tables`: The table of pairs of a batch, made from labels or masks, and its blocks.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
 - `dml_nb.evaluation.relevance`: The measures of a ranking where items share labels, or are relevant by degrees.

@@ -25,11 +25,11 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 
-from .core import (
-    Pairs, check_embeddings, full_precision, inf, losses_by_number, next_number, product, widen)
+from .core import check_embeddings, full_precision, inf, product, widen
+from .engine.tables import Pairs
 from .engine.blocks import Together, weigh
 from .engine.inputs import check_operands, make_batch, unit_operands
-from .engine.operator import KnownGradient, value_and_gradients
+from .engine.operator import KnownGradient, losses_by_number, next_number, value_and_gradients
 from .support.validate import check_choice, check_flag, check_number, check_object, takes
 
 # %% ../nbs/04_weighting.ipynb #e345f9cc
@@ -129,44 +129,59 @@ class PairLoss(nn.Module):
         self._per_item = False
         self._register()
 
-    def _register(self):
-        self._number = None             # of a term that is made in a graph
-        if not torch.compiler.is_compiling():
-            self._number = next(next_number)
-            losses_by_number[self._number] = self
+# %% ../nbs/04_weighting.ipynb #2c52f99f
+@patch
+def _register(self:PairLoss):
+    self._number = None             # of a term that is made in a graph
+    if not torch.compiler.is_compiling():
+        self._number = next(next_number)
+        losses_by_number[self._number] = self
 
-    def of_columns(self):
-        "The loss that reads the columns which `forward` adds to S; of most losses itself."
-        return self
 
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        self._register()                # a copy is another loss
+@patch
+def __setstate__(self:PairLoss, state):
+    super(PairLoss, self).__setstate__(state)
+    self._register()
 
-    @property
-    def terms(self):
-        "(weight, loss) of each term: a loss is a sum of one."
-        return [(1., self)]
 
-    def extra_repr(self):
-        return settings(self)
+@patch
+def of_columns(self:PairLoss):
+    "The loss that reads the columns which `forward` adds to S; of most losses itself."
+    return self
 
-    def value_and_weights(
-        self,
-        S:Tensor, # (b, R) similarities of a block, read only; an anchor with itself means nothing
-        pairs:Pairs, # who is who
-    ) -> tuple: # value of the block, a scalar; W (b, R) = its derivative by S
-        "The formula and its derivative on one block of anchors."
-        raise TypeError(f'{type(self).__name__} has no value_and_weights(S, pairs)')
+# %% ../nbs/04_weighting.ipynb #f0466dd7
+@patch(as_prop=True)
+def terms(self:PairLoss):
+    "(weight, loss) of each term: a loss is a sum of one."
+    return [(1., self)]
 
-    def gather(self, S, pairs, gathered):
-        "Add a block to what this pass has gathered so far, None at its first block."
-        raise TypeError(f'{type(self).__name__} has statistics_passes = {self.statistics_passes}, '
-                        'and no gather(S, pairs, gathered)')
 
-    def summarize(self, gathered, statistics):
-        "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."
-        return gathered
+@patch
+def extra_repr(self:PairLoss):
+    return settings(self)
+
+
+@patch
+def value_and_weights(
+    self:PairLoss,
+    S:Tensor, # (b, R) similarities of a block, read only; an anchor with itself means nothing
+    pairs:Pairs, # who is who
+) -> tuple: # value of the block, a scalar; W (b, R) = its derivative by S
+    "The formula and its derivative on one block of anchors."
+    raise TypeError(f'{type(self).__name__} has no value_and_weights(S, pairs)')
+
+
+@patch
+def gather(self:PairLoss, S, pairs, gathered):
+    "Add a block to what this pass has gathered so far, None at its first block."
+    raise TypeError(f'{type(self).__name__} has statistics_passes = {self.statistics_passes}, '
+                    'and no gather(S, pairs, gathered)')
+
+
+@patch
+def summarize(self:PairLoss, gathered, statistics):
+    "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."
+    return gathered
 
 # %% ../nbs/04_weighting.ipynb #e33bbf47
 @patch(as_prop=True)

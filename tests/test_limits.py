@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dml_nb.core import Scratch
+from dml_nb.engine.scratch import Scratch
 from dml_nb.engine import inputs, memory
 from dml_nb.support.results import extra_memory
 from dml_nb.losses import (
@@ -154,7 +154,7 @@ def test_small_blocks_make_nothing_as_large_as_S(loss):
 
 @pytest.mark.parametrize('kind', range(2), ids=['levels', 'sets'])
 def test_relations_are_made_a_block_at_a_time(kind, monkeypatch):
-    monkeypatch.setattr('dml_nb.core.one_block', lambda device: 2**16)   # for a larger batch
+    monkeypatch.setattr('dml_nb.engine.tables.one_block', lambda device: 2**16)   # for a larger batch
     rows = 1024
     z, y = batch(rows)
     make, labels = structured(y)[kind]

@@ -3,7 +3,7 @@ each is a kernel to launch, and for a small batch their number is the time."""
 import pytest
 import torch
 
-from dml_nb.core import Batch
+from dml_nb.engine.tables import Batch
 from dml_nb.experiments.benchmark import Operators
 from dml_nb.losses.catalogue import LOSSES
 

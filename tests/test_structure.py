@@ -572,7 +572,7 @@ def test_settings_act_when_they_are_set():
 @pytest.mark.parametrize('loss', [SmoothAP(), MultiSimilarity(), Triplet(select=SemiHard())], ids=repr)
 def test_large_batches(loss, monkeypatch):
     "Rows enough for lists of positives, several blocks, and counts without masks of all rows"
-    monkeypatch.setattr('dml_nb.core.one_block', lambda device: 2**14)
+    monkeypatch.setattr('dml_nb.engine.tables.one_block', lambda device: 2**14)
     g = torch.Generator().manual_seed(0)
     z = torch.randn(300, D, generator=g)
     whole = torch.stack([torch.arange(300) // 4, torch.arange(300)**2 // 9000], 1)

@@ -16,7 +16,8 @@ __all__ = []
 import torch
 from torch import Tensor
 
-from ..core import Batch, Pairs, borrow_scratch, spans
+from .scratch import borrow_scratch
+from .tables import Batch, Pairs, spans
 
 # %% ../../nbs/04_engine.blocks.ipynb #17b0cc55
 def call_formula(
@@ -38,20 +39,35 @@ def call_formula(
                         f'a {type(answer).__name__}')
     return answer
 
+# %% ../../nbs/04_engine.blocks.ipynb #996b3e7b
+def terms_and_tables(
+    loss, # a `PairLoss`
+    batch:Batch, # what its labels say
+) -> list: # (weight, loss, the table of pairs that it reads)
+    "The terms of a sum; in place of one with relations, the terms within it on each relation."
+    found = []
+    for weight, term in loss.terms:
+        if term.indivisible == 'batch' or not hasattr(type(term), 'relations'):
+            found.append((weight, term, batch))
+        else:
+            found += [(weight * share * factor, inner, table)
+                      for share, table in term.relations(batch) for factor, inner in term.loss.terms]
+    return found
+
 # %% ../../nbs/04_engine.blocks.ipynb #3d092faf
 def gather_statistics(
-    terms:list, # (weight, loss)
+    terms:list, # (weight, loss, its table), as `terms_and_tables` gives them
     blocks, # function without arguments, giving all (S, pairs)
 ) -> list: # the statistics of each term, None for one without passes
     "Make all passes that come before the weights."
     statistics = [None] * len(terms)
-    for number_of_pass in range(max(term.statistics_passes for _, term in terms)):
-        active = [i for i, (_, term) in enumerate(terms) if number_of_pass < term.statistics_passes]
+    for turn in range(max((term.statistics_passes for _, term, _ in terms), default=0)):
+        active = [i for i, (_, term, _) in enumerate(terms) if turn < term.statistics_passes]
         gathered = {i: None for i in active}
         for S, pairs in blocks():
             for i in active:
-                term = terms[i][1]
-                block = pairs.for_term(statistics[i])
+                _, term, table = terms[i]
+                block = pairs.for_term(statistics[i], table)
                 gathered[i] = call_formula(term.gather, S, block, gathered[i])
         for i in active:
             statistics[i] = terms[i][1].summarize(gathered[i], statistics[i])
@@ -59,18 +75,19 @@ def gather_statistics(
 
 # %% ../../nbs/04_engine.blocks.ipynb #8291e8fb
 def add_terms(
-    terms:list, # (weight, loss)
+    terms:list, # (weight, loss, its table), as `terms_and_tables` gives them
     statistics:list, # of each term
     S:Tensor, # (b, R)
     pairs:Pairs,
 ) -> tuple: # value, W (b, R)
     "The terms' values and weights on one block, weighted and added."
     if len(terms) == 1 and terms[0][0] == 1:
-        return call_formula(terms[0][1].value_and_weights, S, pairs.for_term(statistics[0]))
-    value = 0.
+        (_, term, table), = terms
+        return call_formula(term.value_and_weights, S, pairs.for_term(statistics[0], table))
     W = torch.zeros_like(S)
-    for (weight, term), statistics_of_term in zip(terms, statistics):
-        block = pairs.for_term(statistics_of_term)    # its own scratch memory, the shared S
+    value = 0. if terms else W.new_zeros(())
+    for (weight, term, table), statistics_of_term in zip(terms, statistics):
+        block = pairs.for_term(statistics_of_term, table)       # its own scratch memory, the shared S
         term_value, term_weights = call_formula(term.value_and_weights, S, block)
         value = value + weight * term_value.double()
         W.add_(term_weights, alpha=weight)
@@ -133,7 +150,7 @@ def weighted_blocks(
 
         def blocks(wanted): return only
 
-    terms = loss.terms
+    terms = terms_and_tables(loss, batch)
     statistics = gather_statistics(terms, lambda: blocks(cuts))
     for S, pairs in blocks(mine):
         yield pairs, *add_terms(terms, statistics, S, pairs)

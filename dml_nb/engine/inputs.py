@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..core import (
-    Batch, ListBatch, Scratch, as_labels, check_embeddings, device_is_read, explicit_pairs,
-    own_or_default, unit_rows, widen)
+    as_labels, check_embeddings, device_is_read, integer_tensor, unit_rows, widen)
+from .scratch import Scratch
+from .tables import Batch, ListBatch, own_or_default
 
 # %% ../../nbs/04_engine.inputs.ipynb #7d1bd153
 def own_columns(self_index, B, R, device):
@@ -28,6 +29,55 @@ def own_columns(self_index, B, R, device):
         raise ValueError(f'self_index: expected columns below {R}, or -1 for none, '
                          f'got {int(own.max())}')
     return own
+
+# %% ../../nbs/04_engine.inputs.ipynb #c106dc0e
+def index_tensors(
+    tuples, # (a, p, n) or (a1, p, a2, n)
+    device:torch.device,
+) -> list: # of three or four int64 tensors, one-dimensional
+    "Raises TypeError for non-integers, ValueError for a wrong number of them."
+    if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
+        several = isinstance(tuples, (tuple, list))
+        given = f'{len(tuples)}' if several else f'a {type(tuples).__name__}'
+        raise ValueError('tuples: expected three (a, p, n) or four (a1, p, a2, n) index tensors'
+                         f', got {given}')
+    indices = [integer_tensor(index, device, 'tuples') for index in tuples]
+    indices = [index.long() if index.numel() == 0 else index for index in indices]
+    for index in indices:
+        if index.is_floating_point() or index.dtype == torch.bool or index.ndim != 1:
+            raise TypeError('tuples: expected one-dimensional integer tensors, got '
+                            f'{index.dtype} of shape {tuple(index.shape)}')
+    return [index.long() for index in indices]
+
+# %% ../../nbs/04_engine.inputs.ipynb #4978d4d8
+def explicit_pairs(
+    tuples, # (a, p, n) triplets or (a1, p, a2, n) pairs, as pytorch-metric-learning's miners do
+    B:int, # anchors
+    R:int, # references
+    device:torch.device,
+    own:Tensor, # (B,) column of each anchor itself, -1: none; pairs with it are left out
+) -> tuple: # ((B, R) positive mask, (B, R) negative mask), the triplets or None
+    """Masks of the pairs that index tuples name. A triplet that pairs its anchor with itself is
+    left out whole. Raises TypeError or ValueError for what are no such indices."""
+    indices = index_tensors(tuples, device)
+    is_triplets = len(indices) == 3
+    a1, p, a2, n = (*indices[:2], indices[0], indices[2]) if is_triplets else indices
+    if len(a1) != len(p) or len(a2) != len(n):
+        given = [len(index) for index in indices]
+        raise ValueError(f'tuples: expected index tensors of equal lengths, got {given}')
+    if device.type == 'cpu' and not torch.compiler.is_compiling():
+        for index, limit in ((a1, B), (p, R), (a2, B), (n, R)):
+            if len(index) and not 0 <= index.min() <= index.max() < limit:
+                raise ValueError(f'tuples: expected indices from 0 to {limit - 1}, got '
+                                 f'{index.min()} to {index.max()}')
+    keep_pos = own[a1] != p
+    keep_neg = own[a2] != n
+    if is_triplets:
+        keep_pos = keep_neg = keep_pos & keep_neg
+    nothing = torch.zeros(B, R, dtype=torch.int32, device=device)
+    masks = [nothing.index_put(pair, keep.int(), accumulate=True) > 0                # (B, R)
+             for pair, keep in (((a1, p), keep_pos), ((a2, n), keep_neg))]
+    return masks, tuple(indices) if is_triplets else None
 
 # %% ../../nbs/04_engine.inputs.ipynb #206a00e1
 def reader_of(loss):

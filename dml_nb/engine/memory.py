@@ -16,8 +16,11 @@ __all__ = []
 import torch
 from torch import Tensor
 
-from ..core import Batch, Scratch, borrow_scratch, product, spans
-from .blocks import add_terms, gather_statistics, weighted_blocks
+from ..core import product
+from .scratch import Scratch, borrow_scratch
+from .tables import Batch, spans
+from .blocks import (
+    add_terms, gather_statistics, terms_and_tables, weighted_blocks)
 
 # %% ../../nbs/04_engine.memory.ipynb #70373e7b
 class WholeMemory(Scratch):
@@ -156,7 +159,7 @@ def gradient_of_one_block(
     out = None if scratch is None else scratch.take(r, (len(x), len(r)))
     S = product(x, r.T, out=out)
     pairs = batch.view(batch, 0, batch.size, S.dtype, scratch)
-    terms = loss.terms
+    terms = terms_and_tables(loss, batch)
     statistics = gather_statistics(terms, lambda: [(S, pairs)])
     value, W = add_terms(terms, statistics, S, pairs)
     if alone:

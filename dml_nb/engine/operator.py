@@ -12,11 +12,15 @@ Docs: https://dml-nb.github.io/dml_nb/engine.operator.html.md"""
 __all__ = []
 
 # %% ../../nbs/04_engine.operator.ipynb #20f25a48
+from itertools import count
+from weakref import WeakValueDictionary
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..core import Batch, full_precision, losses_by_number, one_block
+from ..core import full_precision
+from .tables import Batch, one_block
 from .blocks import Together
 from .inputs import label_batch, tangent, unit_operands
 from .memory import gradient_of_one_block, gradients
@@ -48,6 +52,10 @@ class OnlyOnce(torch.autograd.Function):
     def backward(ctx, g):
         raise RuntimeError('the gradient of a pair loss cannot be differentiated again: '
                            'it is once_differentiable')
+
+# %% ../../nbs/04_engine.operator.ipynb #a468f7fb
+losses_by_number = WeakValueDictionary()
+next_number = count()
 
 # %% ../../nbs/04_engine.operator.ipynb #042640ad
 def named(

@@ -404,6 +404,17 @@ def count_reaching(
     hit = torch.empty_like(X) if hit is None else hit
     return torch.stack([torch.ge(X, one[:, None], out=hit).sum(1) for one in t]).int()
 
+# %% ../../nbs/40_evaluation.ranks.ipynb #fdb28a28
+def ranks_within(
+    S:Tensor, # (b, n) similarities
+    right:Tensor, # (b, n) bool
+    ranked:Tensor, # (b, n) bool: in the ranking
+) -> tuple: # (b, m) float64 ranks, infinite behind the last right item; (b, n) S of wrong ones, or −∞
+    "Places of the right items, wrong ones of equal similarity before them"
+    t = thresholds(S, right & ranked)
+    wrong = S.masked_fill(right | ~ranked, -torch.inf)
+    return as_ranks(t, count_reaching(wrong, t.T.contiguous()).T), wrong
+
 # %% ../../nbs/40_evaluation.ranks.ipynb #61adec82
 def copied(
     X:Tensor, # (b, n), perhaps a transposed view

@@ -1,6 +1,6 @@
 r"""The measures of a ranking where items share labels, or are relevant by degrees.
 
-`evaluate` asks whether two items are of one class. Here a function says how relevant each item
+For `evaluate`, two items are of one class or not. Here a function says how relevant each item
 of the gallery is to a query: 1 or 0 where they share a label or do not, or anything between.
 `evaluate_relevance` gives the measures of `evaluate` for all items of a relevance above 0, and
 two that look at degrees: the normalised discounted cumulative gain, nDCG\@k, and the
@@ -21,22 +21,11 @@ import torch
 from torch import Tensor
 
 from ..core import full_precision, product
-from .ranks import Workers, as_ranks, count_reaching, thresholds
+from .ranks import Workers, ranks_within
 from .retrieval import RetrievalReport, check_ks, measures, two_sides
 from ..support.validate import check_choice, check_number
 
 # %% ../../nbs/43_evaluation.relevance.ipynb #78c825a4
-def ranks_of(
-    S:Tensor, # (b, G) similarities
-    right:Tensor, # (b, G) bool
-    ranked:Tensor, # (b, G) bool: in the ranking
-) -> Tensor: # (b, m) float64 ranks of the right items, ascending, infinite behind the last
-    "Places of right items, wrong ones of equal similarity before them."
-    t = thresholds(S, right & ranked)
-    wrong = S.masked_fill(right | ~ranked, -torch.inf)
-    return as_ranks(t, count_reaching(wrong, t.T.contiguous()).T)
-
-
 def graded_measures(
     S:Tensor, # (b, G) similarities
     r:Tensor, # (b, G) relevances, NaN: not in the ranking
@@ -46,12 +35,12 @@ def graded_measures(
     ranked = ~r.isnan()
     r = r.nan_to_num(0.).double()
     tops = r[r > 0].unique().tolist()
-    first = ranks_of(S, r > 0, ranked)
+    first, _ = ranks_within(S, r > 0, ranked)
     found = measures(first, ks)
     gains, best = (torch.zeros(len(ks), len(S), dtype=torch.float64) for _ in range(2))
     above = weight = torch.zeros(len(S), dtype=torch.float64)
     for before, top in zip([0., *tops], tops):
-        ranks = first if before == 0 else ranks_of(S, r >= top, ranked)             # (b, m)
+        ranks = first if before == 0 else ranks_within(S, r >= top, ranked)[0]      # (b, m)
         count = ranks.isfinite().sum(1).to(ranks.dtype)                             # (b,) R_l
         place = torch.arange(1., ranks.shape[1] + 1, device=ranks.device, dtype=ranks.dtype)
         above = above + (top - before) * (place / ranks).sum(1).cpu()
@@ -121,13 +110,14 @@ def evaluate_relevance(
                 r[torch.arange(len(rows)), rows] = torch.nan
             S = product(x.unit(rows), g.load(torch.arange(len(g)), workers).T)
             found, matched = graded_measures(S, r, ks)
-            there = (~r.isnan()).cpu()
-            asked, items = there.any(1), items | there.any(0)
-            counts = matched if no_match == 'skip' else asked
+            ranked = (~r.isnan()).cpu()
+            is_query, items = ranked.any(1), items | ranked.any(0)
+            counts = matched if no_match == 'skip' else is_query
             for key, of_rows in found.items():
                 nothing = torch.full((len(x),), torch.nan, dtype=torch.float64)
                 values.setdefault(key, nothing)[rows[counts]] = of_rows.cpu()[counts]
-            queries, unmatched = queries + int(asked.sum()), unmatched + int((asked & ~matched).sum())
+            queries += int(is_query.sum())
+            unmatched += int((is_query & ~matched).sum())
     means = {key: of_key.nanmean().item() for key, of_key in values.items()}
     means |= dict(queries=queries, gallery=int(items.sum()), unmatched=unmatched,
                   unlabelled=len(x) - queries)

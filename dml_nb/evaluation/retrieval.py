@@ -27,8 +27,7 @@ from torch import Tensor
 
 from ..core import full_precision, product
 from .ranks import (
-    Classes, Rows, Workers, all_ranks, as_ids, as_ranks, count_reaching, first_largest,
-    shared_codes, thresholds)
+    Classes, Rows, Workers, all_ranks, as_ids, first_largest, ranks_within, shared_codes)
 from ..support.validate import check_number
 
 # %% ../../nbs/40_evaluation.retrieval.ipynb #db4c4e92
@@ -321,19 +320,20 @@ def two_sides(
     x.dtype = g.dtype = torch.promote_types(x.dtype, g.dtype)
     return x, g
 
-# %% ../../nbs/40_evaluation.retrieval.ipynb #bd684a23
+# %% ../../nbs/40_evaluation.retrieval.ipynb #7a55c9e1
 def check_beside(
     name:str, # of the argument
     values, # of the queries
     gallery_values, # of the gallery
     alone:bool, # there is no gallery
 ):
-    "Raises ValueError for values of one side alone"
+    "Raises ValueError for values of one side alone."
     if (values is None) != (gallery_values is None) and (not alone or values is None):
         raise ValueError(f'{name}, gallery_{name}: expected both with a gallery, {name} alone '
                          'without one, got one')
     if alone and gallery_values is not None:
         raise ValueError(f'gallery_{name}: expected a gallery with them, got none')
+
 
 def beside(
     name:str,
@@ -342,10 +342,13 @@ def beside(
     n:int, # B
     m:int, # G
 ) -> tuple: # (B,) and (G,) int64 codes, or None and None
-    if values is None: return None, None
+    "The values of both sides as codes that can be compared."
+    if values is None:
+        return None, None
     other = None if gallery_values is None else as_ids(gallery_values, m, f'gallery_{name}')
     return shared_codes(as_ids(values, n, name), other, name)
 
+# %% ../../nbs/40_evaluation.retrieval.ipynb #bd684a23
 def ranks_outside(
     queries:Rows,
     gallery:Rows, # the same object for a set searched in itself
@@ -366,10 +369,7 @@ def ranks_outside(
         if classes.cameras is not None:
             camera = classes.cameras[rows, None]
             outside &= ~same | (classes.gallery_cameras[items] != camera) | (camera < 0)
-        same, outside = same.to(S.device), outside.to(S.device)
-        wrong = S.masked_fill(same | ~outside, -torch.inf)
-        t = thresholds(S, same & outside)                                       # (b, m)
-        r = as_ranks(t, count_reaching(wrong, t.T.contiguous()).T)
+        r, wrong = ranks_within(S, same.to(S.device), outside.to(S.device))     # (b, m), (b, G')
         nearest = items.to(S.device)[first_largest(wrong)]
         yield rows, r, nearest.masked_fill(r[:, 0] == 1, -1)
 

@@ -25,7 +25,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus, threshold
 
-from ..core import Pairs, as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
+from ..core import as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
+from ..engine.tables import Pairs
 from ..support.validate import check_flag, check_number
 from .neighbours import n_pairs
 from .pairs import sum_softplus
@@ -223,7 +224,7 @@ def charge(
     "The margin loss of a block (Eq. Margin)."
     P, N = pairs.split(S)
     absent = P == inf
-    d_pos, inverse_pos = root(2 - 2 * P.masked_fill_(absent, 1.))        # (b, c)
+    d_pos, inverse_pos = distances(P.masked_fill_(absent, 1.))          # (b, c)
     d_neg, inverse_neg = distances(N)                                    # (b, R)
     far = (d_pos - beta + margin).clamp_(min=0).masked_fill_(absent, 0.)
     near = (beta + margin - d_neg).clamp_(min=0)

@@ -19,7 +19,8 @@ __all__ = ['ClassDiscrepancy', 'DCDL']
 import torch
 from torch import Tensor
 
-from ..core import inf, one_block
+from ..core import inf
+from ..engine.tables import one_block
 from ..support.validate import check_number
 from ..transport import (
     Divergence, EnergyDistance, KernelDivergence, MMD, SinkhornDivergence, Wasserstein,

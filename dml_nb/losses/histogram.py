@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import Scratch, inf
+from ..core import inf
+from ..engine.scratch import Scratch
 from ..support.validate import check_number
 from ..weighting import PairLoss
 

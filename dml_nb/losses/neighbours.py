@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core import Pairs
+from ..engine.tables import Pairs
 from ..support.validate import check_number
 from ..weighting import PairLoss, inf, log_sum_exp
 

@@ -239,7 +239,7 @@ class ClassSoftmax(PairLoss):
         W = softmax.scatter_(1, at, slope).mul_(r)
         return value, W if slopes is None else slopes.mul_(W).permute(1, 2, 0).flatten(1)
 
-
+# %% ../../nbs/25_losses.proxies.ipynb #9deb13c0
 class PlainSoftmax(ClassSoftmax):
     "The same without a margin, at s = 1/τ"
     centers = 1

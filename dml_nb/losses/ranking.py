@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core import ListPairs, Pairs, Scratch, inf
+from ..core import inf
+from ..engine.scratch import Scratch
+from ..engine.tables import ListPairs, Pairs
 from ..support.validate import check_flag, check_number
-from .contrastive import distances, root
+from .contrastive import distances
 from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/24_losses.ranking.ipynb #77228a71
@@ -264,8 +266,7 @@ class RankedList(PairLoss):
     def value_and_weights(self, S, pairs):
         P, N = pairs.split(S)
         alpha = 1 + self.margin / 2 if self.alpha is None else self.alpha
-        P.masked_fill_(P == inf, 1.)
-        d_pos, per_d_pos = root(2 - 2 * P)                               # (b, c), 0: no pair
+        d_pos, per_d_pos = distances(P.masked_fill_(P == inf, 1.))       # (b, c), 0: no pair
         d_neg, per_d_neg = distances(N)                                  # (b, R), 1e15: no pair
         h_pos = d_pos - (alpha - self.margin)
         h_neg = d_neg.neg_().add_(alpha)

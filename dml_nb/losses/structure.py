@@ -20,10 +20,13 @@ Docs: https://dml-nb.github.io/dml_nb/losses.structure.html.md"""
 __all__ = ['Shares', 'Levels', 'Graded']
 
 # %% ../../nbs/26_losses.structure.ipynb #e6d6873a
+from functools import partial
+
 import torch
 from torch import nn
 
-from ..core import Batch, as_labels, device_is_read, integer_tensor, plain, spans
+from ..core import as_labels, device_is_read, integer_tensor, plain
+from ..engine.tables import Batch, spans
 from ..engine.blocks import weigh
 from ..engine.inputs import label_batch
 from ..support.validate import check_number
@@ -82,7 +85,7 @@ class Structured(PairLoss):
         return f'{type(self).__name__}({settings(self)})'
 
     def table(self, y, y_ref, own=None, alone=True):
-        "The labels as the engine carries them; relations are made when they are first asked for."
+        "The labels as the engine carries them; `relations` are made from them later."
         check_inner(self.loss, self.of_classes)             # its settings may have changed
         if y.shape[1] != y_ref.shape[1]:
             raise ValueError(f'ref_labels: expected {y.shape[1]} columns, as labels have, got '
@@ -93,42 +96,12 @@ class Structured(PairLoss):
         "(weight, `Batch`) of each relation."
         raise TypeError(f'{type(self).__name__} has no relations(table)')
 
-    def parts(self, pairs):
-        "Yield (number, weight, term, its block): the terms of the loss on each relation."
-        made = pairs.batch.once((id(self), 'relations'), lambda: self.relations(pairs.batch))
-        for k, (weight, batch) in enumerate(made):
-            for j, (factor, term) in enumerate(self.loss.terms):
-                pairs.scratch.rewind(pairs.taken)
-                block = batch.view(batch, pairs.lo, pairs.hi, pairs.dtype, pairs.scratch)
-                yield (k, j), weight * factor, term, block
-
-    def gather(self, S, pairs, gathered):
-        turn, known = pairs.statistics or (0, {})
-        gathered = gathered or {}
-        for number, _, term, block in self.parts(pairs):
-            if turn < term.statistics_passes:
-                _, before = gathered.get(number, (term, None))
-                block.statistics = known.get(number)
-                gathered[number] = term, term.gather(S, block, before)
-        return gathered
-
-    def summarize(self, gathered, statistics):
-        turn, known = statistics or (0, {})
-        return turn + 1, known | {number: term.summarize(found, known.get(number))
-                                  for number, (term, found) in gathered.items()}
-
     def value_and_weights(self, S, pairs):
+        "Of a loss that wants all of S: each relation orders the rows anew."
         value, W = S.new_zeros((), dtype=torch.float64), torch.zeros_like(S)
-        if self.indivisible == 'batch':                     # each relation orders the rows anew
-            for weight, batch in self.relations(pairs.batch):
-                value_k, W_k = weigh(self.loss, S, batch)
-                value, W = value + weight * value_k, W.add_(W_k, alpha=weight)
-            return value, W
-        _, known = pairs.statistics or (0, {})
-        for number, weight, term, block in self.parts(pairs):
-            block.statistics = known.get(number)
-            value_k, W_k = term.value_and_weights(S, block)
-            value, W = value + weight * value_k.double(), W.add_(W_k, alpha=weight)
+        for weight, batch in self.relations(pairs.batch):
+            value_k, W_k = weigh(self.loss, S, batch)
+            value, W = value + weight * value_k, W.add_(W_k, alpha=weight)
         return value, W
 
 # %% ../../nbs/26_losses.structure.ipynb #348c6537
@@ -140,10 +113,10 @@ RELATIVES = {
 
 
 def check_inner(
-    loss, # what is to be asked about each relation
+    loss, # of each relation
     needs_classes:bool=False, # whether the relations are classes
 ) -> PairLoss:
-    "Raise TypeError for what is no pair loss, ValueError for one that cannot be asked."
+    "Raise TypeError for what is no pair loss, ValueError for one that needs more than pairs."
     if not isinstance(loss, PairLoss):
         hint = ''
         if isinstance(loss, nn.Module) and hasattr(loss, 'classes'):
@@ -267,9 +240,10 @@ class Graded(Structured):
         t = r.masked_fill(is_self, 0.).unique()
         t = t[t > 0]                                                        # (K,) ascending
         steps = t.double().diff(prepend=t.new_zeros(1, dtype=torch.float64))
-        return [(step, Relation(table, self.at_least(r, t_k)))
+        return [(step, Relation(table, partial(_reaching, r, t_k)))
                 for step, t_k in zip(steps.tolist(), t)]
 
-    def at_least(self, r, t_k):
-        def related(lo, hi): return r[lo:hi] >= t_k, None
-        return related
+
+def _reaching(r, t_k, lo, hi):
+    "Which pairs of some anchors are relevant enough; all are in a pair."
+    return r[lo:hi] >= t_k, None

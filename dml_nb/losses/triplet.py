@@ -20,7 +20,9 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 
-from ..core import Pairs, Scratch, full_precision, inf, product, spans
+from ..core import full_precision, inf, product
+from ..engine.scratch import Scratch
+from ..engine.tables import Pairs, spans
 from ..support.validate import check_choice, check_generator, check_number, check_object
 from .uncertainty import bounded
 from ..engine.inputs import check_operands, unit_operands

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..core import inf, poisoned_memory, unit
+from ..core import inf, unit
+from ..engine.scratch import poisoned_memory
 from .weights import Report, in_blocks, standard_batches, takes_pairs, test_same
 from ..support.validate import check_object
 from ..weighting import PairLoss, arguments

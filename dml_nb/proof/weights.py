@@ -18,7 +18,9 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from ..core import Batch, inf, poisoned_memory, unit
+from ..core import inf, unit
+from ..engine.scratch import poisoned_memory
+from ..engine.tables import Batch
 from ..support.validate import check_object
 from ..engine.blocks import weigh
 from ..weighting import PairLoss

@@ -29,11 +29,10 @@ if dist.is_available():
     # before there is a group, which its functions would keep, with its threads, for ever
     import torch.distributed.nn
 
-from dml_nb.core import (
-    Batch, as_labels, check_embeddings, full_precision, index_tensors, integer_tensor, plain,
-    spans)
+from ..core import as_labels, check_embeddings, full_precision, integer_tensor, plain
+from ..engine.tables import Batch, spans
 from ..engine.inputs import (
-    as_peers_call, check_operands, read_labels, tangent, unit_operands)
+    as_peers_call, check_operands, index_tensors, read_labels, tangent, unit_operands)
 from ..engine.memory import gradient_by_blocks
 from ..engine.operator import KnownGradient
 from ..weighting import PairLoss, generators_of, generators_of_device, parts_of, printed

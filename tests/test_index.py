@@ -152,6 +152,15 @@ def test_near_duplicates_are_ordered_exactly():
         agree(index, stored, z[q].numpy(), 7, where=range(0, 3000, 2))
 
 
+def test_among_equal_rows_each_query_leaves_itself_out():
+    "More equal rows than the first proposals hold"
+    index = EmbeddingIndex(4)
+    index.add(torch.ones(40, 4))
+    sims, ids = index.search(ids=[3, 1], k=4)
+    assert ids.tolist() == [[0, 1, 2, 4], [0, 2, 3, 4]]
+    assert (sims == 1).all()
+
+
 def test_result_does_not_depend_on_batch_order_or_history():
     z = rows(3000)
     z[2000:2100] = z[:100]

@@ -42,6 +42,12 @@ def of_table(entry):
         return entry.for_data(6, 8).double()
 
 
+class Dropout(nn.Module):
+    "A loss of another library that draws: the engine does not know it, nor what it draws"
+    def forward(self, embeddings, labels):
+        return nn.functional.dropout(embeddings).square().mean()
+
+
 CASES = {f'catalogue: {name}': partial(of_table, entry) for name, entry in LOSSES.items()} | {
     'SinkhornDivergence': partial(ClassDiscrepancy, SinkhornDivergence(.05)),
     'EnergyDistance': partial(ClassDiscrepancy, EnergyDistance()),
@@ -65,6 +71,7 @@ CASES = {f'catalogue: {name}': partial(of_table, entry) for name, entry in LOSSE
     'adapted': lambda: AdaptedTriplet(lam=.3, generator=seeded()),
     'bias of drawn triplets': lambda: SelectionBias(SemiHard(generator=seeded())),
     'draws of the process': lambda: Triplet(select=SemiHard()),
+    'draws of another library': Dropout,
 }
 
 

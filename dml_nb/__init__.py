@@ -32,6 +32,7 @@ Modules:
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
 - `dml_nb.experiments.compare`: Two questions for each loss and seed, and means with intervals.
+- `dml_nb.experiments.comparisons`: Jobs that every library of the field offers, as short programs, with the sizes at which `dml bench` times them.
 - `dml_nb.experiments.recipe`: A recipe says everything that decides the numbers of a training, and goes through JSON.
 - `dml_nb.experiments.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
 - `dml_nb.experiments.statistics`: Several seeds give an interval, and a difference is held against its own.

@@ -40,7 +40,8 @@ class Contrastive(PairLoss):
         n = pairs.batch.total
         hinge = N.sub_(self.lam).clamp_(min=0)              # (b, R), 0 where there is no pair
         value = hinge.sum() - P.nan_to_num_(nan=nan, posinf=0).sum()
-        return value / n, pairs.weights(P.fill_(-1), hinge.sign_()).div_(n)
+        W = pairs.add_to_positives(hinge.sign_(), P.new_full((len(P), 1), -1.))
+        return value / n, W.div_(n)
 
 # %% ../../nbs/10_losses.pairs.ipynb #e2dcda63
 def sum_log1p(

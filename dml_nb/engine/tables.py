@@ -53,13 +53,13 @@ class Batch:
         masks=None, # ((B, R) positives, (B, R) negatives)
         triplets=None, # explicit (a, p, n), each (T,)
         alone:bool=True, # without `own`: the anchors are the references; or else none of them is
-        complete:bool=False, # a batch with itself in which all are known to have a label
+        labelled:bool=False, # whether all anchors are known to have a label
     ):
         self.y, self.y_ref, self.masks = y, y_ref, masks
         self.size, self.columns = (y.shape[0], y_ref.shape[0]) if masks is None else masks[0].shape
         self.device = y.device if masks is None else masks[0].device
         self.alone, self.apart = own is None and alone, own is None and not alone
-        self.complete = complete
+        self.labelled, self.complete = labelled, labelled and y_ref is y and self.alone
         self.made = {} if own is None else {'own': own}                # entries that were read
         self.choices = {}                               # what selections drew, see `Pairs.choice_of`
         self.triplets = None if triplets is None else without_self_pairs(triplets, self.own)
@@ -565,7 +565,8 @@ class ListBatch(Batch):
         is_sorted = not by_class or bool((rows[1:] > rows[:-1]).all())
         self.in_order = is_sorted and len(rows) == len(y)
         self.own_elsewhere = self.lists.own_elsewhere
-        self.complete = self.alone and len(rows) == len(y)
+        self.labelled = len(rows) == len(y)
+        self.complete = self.alone and self.labelled
 
     @property
     def widths(self):

@@ -114,6 +114,7 @@ class IntraPairVariance(PairLoss):
     """Mean [(1 - ε_p) μ_p - S_p]₊² of positives + mean [S_n - (1 + ε_n) μ_n]₊² of negatives, μ
     being their means in the batch (Yu and Tao, 2019)"""
     statistics_passes = 2
+    symmetric = True
 
     def __init__(
         self,
@@ -445,6 +446,8 @@ def value_and_weights(self:CentroidTriplet, S, pairs):
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):
     "(1/B) Σ_a [Σ_p log(1 + e^{-t S_ap - b}) + Σ_n log(1 + e^{t S_an + b})] (Zhai et al., 2023)"
+    symmetric = True
+
     def __init__(
         self,
         scale:float=10., # t

@@ -27,6 +27,8 @@ from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 class Contrastive(PairLoss):
     """Mean over ordered pairs of [S - λ]₊ for negatives and -S for positives (Wang et al. 2019,
     eq. 4)"""
+    symmetric = True
+
     def __init__(
         self,
         lam:float=.5, # negatives less similar than this are left alone

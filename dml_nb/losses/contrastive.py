@@ -23,7 +23,7 @@ from math import cos, radians, sin
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus, threshold
+from torch.nn.functional import pad, softplus
 
 from ..core import as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
 from ..engine.tables import Pairs
@@ -177,7 +177,7 @@ def root(
 ) -> tuple: # √x; 1/√x; both 0 where x is no more than rounding leaves of 0
     "Square roots that can be differentiated at 0, where the middle of all slopes is 0."
     rounding = 4 * torch.finfo(x.dtype).eps
-    inverse = threshold(x, rounding, inf).rsqrt_()
+    inverse = torch.threshold(x, rounding, inf).rsqrt_()
     return x * inverse, inverse
 
 

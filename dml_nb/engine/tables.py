@@ -190,6 +190,9 @@ def total(self:Batch):
 @patch
 def total_of(self:Batch, side):
     "Ordered pairs of an anchor and a positive (0) or a negative (1), in float64."
+    if 'positives' in self.made:
+        n_pos = self.positives.sum(dtype=torch.float64)
+        return n_pos if side == 0 else self.size * (self.size - 1) - n_pos
     if 'absent' not in self.made:
         return self.count(side).sum(dtype=torch.float64)
     return self.size * self.columns - self.made['absent'][side].sum(dtype=torch.float64)

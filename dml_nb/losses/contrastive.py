@@ -65,18 +65,19 @@ class SupCon(PairLoss):
     def value_and_weights(self, S, pairs):
         scale = 1 / self.temperature
         near, W = log_sum_exp(pairs.others(S, scale))                    # (b, 1), (b, R)
-        P = pairs.positives(S, scale)                                    # (b, c)
-        n = pairs.n_pos.clamp(min=1)                                     # (b, 1)
+        P, n_pos = pairs.positives(S), pairs.n_pos                       # (b, c), (b, 1)
+        n = n_pos.clamp(min=1)
         if self.inside:
-            far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf))     # (b, 1), (b, c)
-            far -= n.log()
+            far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf).mul_(scale))
+            far -= n.log()                                               # (b, 1); w_pos (b, c)
         else:
-            far, w_pos = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) / n, 1 / n
+            w_pos = n.reciprocal()
+            far = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) * (w_pos * scale)
         anchors = (pairs.batch.n_pos > 0).sum().clamp(min=1)
         share = pairs.batch.total_neg.clamp(max=1) / anchors             # 0 without any negative
-        value = (near - far).masked_fill_(pairs.n_pos == 0, 0).sum(dtype=torch.float64) * share
-        slope = pairs.n_pos.clamp(max=1) * (share * scale)               # (b, 1), 0 if it has none
-        return value, pairs.add_to_positives(W.mul_(slope), w_pos * -slope)
+        value = (near - far).masked_fill_(n_pos == 0, 0).sum(dtype=torch.float64) * share
+        slope = n_pos.clamp(max=1) * (share * scale)                     # (b, 1), 0 if it has none
+        return value, pairs.add_to_positives(W, -w_pos).mul_(slope)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4e2dfafd
 class Circle(PairLoss):

@@ -29,7 +29,7 @@ from ..core import (
     as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
 from .contrastive import root
 from ..support.validate import check_choice, check_number
-from ..engine.inputs import as_peers_call, demanding_term, label_batch
+from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
 from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
 
 # %% ../../nbs/25_losses.proxies.ipynb #c5d0a1f3
@@ -57,9 +57,9 @@ class Proxies(Addable):
         super().__init__()
         if not isinstance(loss, PairLoss):
             raise TypeError(f'loss: expected a loss on pairs, as NCA(), got {loss!r}')
-        demanding = demanding_term(loss)
+        demanding = demanding_term(loss) or reader_of(loss)
         if demanding is not None:
-            raise ValueError('loss: expected one that takes references, got '
+            raise ValueError('loss: expected one that takes references and reads classes, got '
                              f'{type(demanding).__name__}')
         self.classes = int(check_number('classes', classes, 1, integer=True))
         self.dim = int(check_number('dim', dim, 1, integer=True))
@@ -145,9 +145,8 @@ def forward(
 ) -> Tensor: # the loss, a scalar in at least float32
     "The loss, differentiable once by `z` and `weight`. Raises as a loss does."
     others = as_peers_call(ref, ref_labels, self_index, tuples)
-    z, y, ref, y_ref = self.operands(z, labels, others)
-    loss = self.loss
-    value = loss.of_batch(z, ref, label_batch(loss, y, y_ref, alone=False))
+    loss, (anchors, y, ref, y_ref) = self.loss, self.operands(z, labels, others)
+    value = loss.of_batch(anchors, ref, label_batch(loss, y, y_ref, alone=False))
     return value[0].expand(len(z)) if value.ndim else value
 
 # %% ../../nbs/25_losses.proxies.ipynb #26788b56
@@ -240,7 +239,7 @@ class ClassSoftmax(PairLoss):
             x.masked_fill_(y < 0, -inf)
             items = (batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
-        r = x.sigmoid().mul_(self.scale / items)
+        r = x.sigmoid().mul_(self.scale).div_(items)
         W = softmax.scatter_(1, at, slope).mul_(r)
         return value, W if slopes is None else slopes.mul_(W).permute(1, 2, 0).flatten(1)
 

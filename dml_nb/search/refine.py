@@ -17,7 +17,7 @@ __all__ = ['expand', 'rerank', 'Whitening', 'mean_of_views', 'CompactIndex']
 import faiss
 import numpy as np
 import torch
-from scipy.sparse import csr_array, diags_array, eye_array
+from scipy.sparse import csr_array, diags_array, eye_array, vstack
 from torch import Tensor
 
 from ..core import check_embeddings, unit
@@ -89,17 +89,19 @@ def encoded(
     half:csr_array, # (N, N) of ones: R(g, k1 / 2), each with g
 ) -> csr_array: # (P, N) V before its mean, rows of sum 1; 0 where a set is empty
     "Steps 2 and 3 of Zhong et al. 2017: sets joined to those that they mostly contain, weighted"
-    common = (R @ half.T).multiply(R).tocoo()                       # |R(p, k1) ∩ R(g, k1 / 2)|
-    much = common.data > 2 / 3 * half.sum(1)[common.col]
-    joined = csr_array((common.data[much], (common.row[much], common.col[much])), R.shape)
-    p, j = (R + joined @ half).nonzero()                                        # R*
-    V = np.empty(len(p))
-    step = max(1, 2**21 // x.shape[1])
-    for start in range(0, len(p), step):
-        part = slice(start, start + step)
-        V[part] = np.exp(np.einsum('nd,nd->n', x[p[part]], g[j[part]]) - 1)
-    total = np.bincount(p, V, minlength=len(x))
-    return csr_array((V / total[p], (p, j)), R.shape)
+    parts, step = [], 4096
+    for start in range(0, len(x), step):
+        x_, R_ = x[start:start + step], R[start:start + step]
+        common = (R_ @ half.T).multiply(R_).tocoo()                 # |R(p, k1) ∩ R(g, k1 / 2)|
+        much = common.data > 2 / 3 * half.sum(1)[common.col]
+        joined = csr_array((common.data[much], (common.row[much], common.col[much])), R_.shape)
+        p, j = (R_ + joined @ half).nonzero()                                   # R*
+        V = np.concatenate([np.exp(np.einsum('nd,nd->n', x_[p[pairs]], g[j[pairs]]) - 1)
+                            for pairs in np.array_split(np.arange(len(p)), 64)])
+        total = np.bincount(p, V, minlength=len(x_))
+        parts.append(csr_array((V / total[p], (p, j)), R_.shape))
+    return vstack(parts, format='csr')
+
 
 def averaged(
     V:csr_array, # (P, N)

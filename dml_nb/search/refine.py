@@ -1,4 +1,4 @@
-"""Query expansion, database-side augmentation, re-ranking, whitening and small vectors: what they change, with intervals.
+"""Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
 
 A search compares a query with every row of a gallery and ignores how these rows lie to each other.
 The functions of this page use that: `expand` moves a query or the gallery towards its neighbours,

@@ -46,12 +46,12 @@ def nearest(
 def expand(
     z:Tensor, # (Q, D) rows of any length
     gallery:Tensor=None, # (N, D) where neighbours come from; default: `z`, each row without itself
-    k:int=3, # neighbours; all there are, if the gallery has fewer
+    k:int=2, # neighbours; all there are, if the gallery has fewer
     alpha:float=3., # 0: the plain mean
     own:Tensor=None, # (Q,) a row of the gallery that is the query itself, -1 for none
 ) -> Tensor: # (Q, D) float32 unit rows
-    """$x'_i ∝ x_i + Σ_j \\max(S_{ij}, 0)^α g_j$ over the `k` nearest rows j: query expansion (Chum et
-    al. 2007; Radenović et al. 2019), and without a gallery database-side augmentation
+    """$x'_i ∝ x_i + Σ_j \\max(S_{ij}, 0)^α g_j$ over the `k` nearest rows j: query expansion
+    (Chum et al. 2007; Radenović et al. 2019), and without a gallery database-side augmentation
     (Arandjelović & Zisserman 2012).
 
     Raises ValueError for k below 1, alpha below 0, no rows and rows of another length."""
@@ -121,8 +121,8 @@ def rerank(
     z:Tensor, # (Q, D) queries of any length
     gallery:Tensor, # (N, D)
     k:int=10, # answers to each
-    k1:int=20, # neighbours that may be reciprocal
-    k2:int=6, # rows whose sets are averaged, with the row itself
+    k1:int=10, # neighbours that may be reciprocal; 20 in the paper
+    k2:int=3, # rows whose sets are averaged, with the row itself; 6 in the paper
     lam:float=.3, # share of the cosine; 1 is the plain search
     candidates:int=100, # nearest rows of a query that get a new order, at least k
 ) -> tuple: # (Q, k) 1 − distance, falling; (Q, k) rows of the gallery; -inf and -1 behind the last

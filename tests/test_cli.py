@@ -409,7 +409,7 @@ typed = {                   # each parameter of each command, at a value that is
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
                 '--column label=kind --images x --group folder --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
-    'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
+    'index': 'model photos --out out --kind hnsw --fresh --depth 4 --column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
@@ -560,7 +560,8 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
-    answer = dict(root='photos', pictures=9, first='photos/a b.png', skipped={'x.png': 'x.png is none'})
+    answer = dict(root='photos', pictures=9, new=1, changed=2, gone=3, kept=6,
+                  first='photos/a b.png', skipped={'x.png': 'x.png is none'})
     making = arriving(folders, 'index_folder', answer)
     run = pressed('index')
     assert json.loads(run.stdout) == dict(answer, index='out')
@@ -570,9 +571,31 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
-    assert making == dict(folder='photos', kind='hnsw', **ruled(4))
+    assert making == dict(folder='photos', kind='hnsw', fresh=True, **ruled(4))
     text = pressed('index', '--json').stdout
-    assert text == '9 pictures are in out, 1 left out; next: dml search out \'photos/a b.png\'\n'
+    said = '9 pictures are in out (1 new, 2 changed, 3 gone, 6 kept), 1 left out'
+    assert text == f"{said}; next: dml search out 'photos/a b.png'\n"
+
+
+def test_adding_and_removing_pass_every_option_on(dml, arriving, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ['index', 'model', 'photos', '--out', 'out', '--json']
+    is_one_line(dml(*words, '--add'), 'no index in it')
+    (tmp_path/'out').mkdir()
+    (tmp_path/'out'/'index.json').write_text('{}')
+    answer = dict(pictures=9, gone=1, kept=9, first='a.png')
+    making = arriving(folders, 'add_pictures', answer)
+    rule = ['--depth', '4', '--column', 'label=kind', '--images', 'x']
+    assert json.loads(dml(*words, *rule, '--add').stdout) == answer | dict(index='out')
+    for name in ('embedder', 'tell', 'kept'):
+        assert making.pop(name)
+    assert making == dict(data='photos', out=making['out'], **ruled(4))
+    taking = arriving(folders, 'remove_pictures', answer)
+    text = dml(*words[:-1], '--remove').stdout
+    assert text == '9 pictures are in out (1 gone, 9 kept); next: dml search out a.png\n'
+    assert taking == dict(data='photos', out=making['out'])
+    for more in (['--add', '--remove'], ['--add', '--kind', 'flat'], ['--remove', '--fresh']):
+        is_one_line(dml(*words, *more), 'expected one of them')
 
 
 @pytest.fixture

@@ -27,48 +27,84 @@ from .models import (
     DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
+def say_index(
+    found:dict, # from `index_folder`, `add_pictures` or `remove_pictures`
+    folder:Path, # of the index
+    json_:bool, # print it all as JSON
+):
+    "How many pictures are in the index, and what became of them."
+    skipped = found.get('skipped', {})
+    for why in skipped.values():
+        print(f'dml: left out {why}', file=sys.stderr)
+    if json_:
+        print(json.dumps(found | dict(index=str(folder))))
+        return
+    text = f"{found['pictures']:,} pictures are in {folder}"
+    if found['pictures'] != found.get('new'):               # there were some before
+        numbers = [f'{found[name]:,} {name}' for name in ('new', 'changed', 'gone', 'kept')
+                   if name in found]
+        text += f" ({', '.join(numbers)})"
+    left = f', {len(skipped)} left out' if skipped else ''
+    following = shlex.join(['dml', 'search', str(folder), found['first']])
+    print(f'{text}{left}; next: {following}')
+
+
 @app.command('index')
 def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(
-        help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of them.')],
+        help='A folder of pictures, at any depth; a .zip of such a folder; a .csv of them; or one '
+             'picture.')],
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
-        help='flat (exact), or hnsw or ivfpq for millions of pictures.')] = 'flat',
+        help='flat (exact), or hnsw or ivfpq for millions of pictures; flat, or that of the index '
+             'that is there, if it is not given.')] = None,
+    add:Annotated[bool, typer.Option(
+        '--add', help='Add these pictures to the index, and leave all others in it.')] = False,
+    remove:Annotated[bool, typer.Option(
+        '--remove', help='Remove these pictures from the index; the files stay.')] = False,
+    fresh:Annotated[bool, typer.Option(
+        '--fresh', help='Embed every picture, also those that are in the index.')] = False,
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
     json_:Json = False,
 ):
-    """Put every picture of a folder, a zip or a table into an index, to be searched.
+    """Put every picture of a folder, a zip or a table into an index, to be searched; again, to bring
+    it up to date.
 
     Example: dml index runs/photos photos --out runs/index
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
-    needs; an index that is there is replaced."""
+    needs. If it holds an index of the same folder and model, only new and changed files are
+    embedded, and those that are gone leave it; any other index is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         rule = chosen_rule(depth, column, images)
         source, _, path = data.partition(':')
         place = path if source in ('folder', 'zip', 'csv') else data
-        if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
+        if add and remove or fresh and (add or remove) or kind and (add or remove):
+            fail('--add, --remove: expected one of them, without --kind and --fresh, got more')
+        if add or remove:
+            check_index(out)
+        if not remove and not Path(place).expanduser().exists():        # nothing heavy is loaded before this
             fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
                  'no such place')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
-        from dml_nb.search.folders import index_folder
+        from dml_nb.search import folders
+        if remove:
+            say_index(folders.remove_pictures(folder, data), folder, json_)
+            return
         with progress_bar('files', stderr=True) as bar, kept_pixels(model) as kept:
             task = bar.add_task('indexing', total=None)
-            found = index_folder(
-                embedder, data, folder, kind,
-                lambda done, files: bar.update(task, completed=done, total=files), kept=kept,
-                **rule)
-        for why in found['skipped'].values():
-            print(f'dml: left out {why}', file=sys.stderr)
-        left = f", {len(found['skipped'])} left out" if found['skipped'] else ''
-        following = shlex.join(['dml', 'search', str(folder), found['first']])
-        print(json.dumps(found | dict(index=str(folder))) if json_ else
-              f"{found['pictures']:,} pictures are in {folder}{left}; next: {following}")
+            how = dict(kept=kept, **rule, tell=lambda done, files: bar.update(
+                task, completed=done, total=files))
+            if add:
+                found = folders.add_pictures(embedder, data, folder, **how)
+            else:
+                found = folders.index_folder(embedder, data, folder, kind, fresh=fresh, **how)
+        say_index(found, folder, json_)
 
 # %% ../../nbs/68_cli.search.ipynb #9a5ee6e9
 @app.command('search')

@@ -5,6 +5,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'index': ['EmbeddingIndex'],
     'pictures': ['load_pictures'],
     'everyday': ['train_embedder'],
-    'folders': ['index_folder', 'search_folder'],
+    'folders': ['add_pictures', 'index_folder', 'remove_pictures', 'search_folder'],
     'browser': ['browse'],
 })

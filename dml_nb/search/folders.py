@@ -26,7 +26,7 @@ from ..data.classes import is_picture
 from ..data.images import small_jpeg
 from ..data.pixels import file_state
 from ..data.readers import file_at
-from ..training.embedding import Embedder, _rows_of
+from ..training.embedding import Embedder, _rows_of, is_file, is_one
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
 from .pictures import located
@@ -256,26 +256,29 @@ def open_search(
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def search_folder(
     out, # folder from `index_folder`
-    images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
+    images, # files, also in a zip, as photos.zip/birds/1.jpg, bytes, or as in `embed`; one or many
     k:int=10, # answers for each
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
-    """The most similar pictures of an index, a query itself left out.
+    """The most similar pictures of an index, a file that is a query left out. Queries that are no
+    files are called by their position, images[0].
 
     Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
     files and for what is no picture."""
     check_number('k', k, lo=1, integer=True)
     index, embedder, root = open_search(out)
-    images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
-    queries = [file_at(Path(image).expanduser().resolve()) for image in images]
+    images = [images] if is_one(images) else list(images)
+    queries = [file_at(Path(image).expanduser().resolve()) if is_file(image) else image
+               for image in images]
+    names = [str(query) if is_file(query) else f'images[{i}]' for i, query in enumerate(queries)]
     similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1)
     answers = []
-    for query, row, numbers in zip(queries, similarities.tolist(), ids):
+    for query, row, numbers in zip(names, similarities.tolist(), ids):
         found = []
         for similarity, fact in zip(row, index.metadata(numbers)):
-            if fact is not None and str((root/fact['path']).resolve()) != str(query):
+            if fact is not None and str((root/fact['path']).resolve()) != query:
                 path = str(root/fact['path'])
                 found.append(dict(path=path, label=fact['label'], similarity=similarity))
-        answers.append(dict(query=str(query), found=found[:k]))
+        answers.append(dict(query=query, found=found[:k]))
     return answers
 
 # %% ../../nbs/58_search.folders.ipynb #f69a9579

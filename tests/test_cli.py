@@ -577,6 +577,23 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert text == f"{said}; next: dml search out 'photos/a b.png'\n"
 
 
+@pytest.mark.parametrize('words', [[], ['--body', 'resnet18'], ['--weights', 'DEFAULT']])
+def test_weights_that_cannot_be_had_are_said_before_a_picture_is_read(
+        dml, words, tmp_path, monkeypatch):
+    def download(*args, **kwargs):
+        raise OSError('no network')
+
+    for i in range(4):
+        (tmp_path/'photos'/str(i)).mkdir(parents=True)
+        (tmp_path/'photos'/str(i)/'1.png').write_bytes(b'never read')
+    monkeypatch.setenv('DML_NB_DATA', str(tmp_path))
+    monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url', download)
+    words = ['train', tmp_path/'photos', '--out', tmp_path/'out', *words]
+    is_one_line(dml(*words), 'no network', '--weights FILE', '--weights none (weights=None)')
+    assert not (tmp_path/'out').exists()
+    assert 'pictures could not be read' in dml(*words[:4], '--weights', 'none').stderr
+
+
 def test_adding_and_removing_pass_every_option_on(dml, arriving, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ['index', 'model', 'photos', '--out', 'out', '--json']

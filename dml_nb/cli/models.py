@@ -195,7 +195,8 @@ def run_train(
     body:Annotated[str, typer.Option(
         help='The network, as resnet18 or timm:NAME; auto: by the kind of pictures.')] = 'auto',
     weights:Annotated[str, typer.Option(
-        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained.')] = 'auto',
+        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained, downloaded if '
+             'need be.')] = 'auto',
     dim:Annotated[int, typer.Option(
         min=1, help='Numbers in an embedding; the body decides if it is not given.')] = None,
     size:Annotated[int, typer.Option(
@@ -242,13 +243,17 @@ def run_train(
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints', 'pixels'])
         check_losses([loss], '--loss')
         from dml_nb.data.sources import options_of
-        options_of(data)                                    # says what is no name of data
+        taken = options_of(data)                            # says what is no name of data
         from dml_nb.experiments.recipe import naming_own
         from dml_nb.data.pixels import KeptPixels
-        from dml_nb.search.everyday import check_body, train_embedder
+        from dml_nb.search.everyday import check_body, train_embedder, usual_network
+        from dml_nb.training.networks import check_weights
         from dml_nb.search.pictures import load_pictures
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
+        if body != 'auto' or 'depth' in taken or 'columns' in taken:        # files of the user's
+            shape = (1 if grey else 3, size or 128, size or 128)
+            check_weights(*usual_network(shape, body, weights))             # before any reading
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:

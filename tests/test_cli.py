@@ -25,7 +25,7 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, everyday, folders, pictures
+from dml_nb.search import browser as pages, everyday, export, folders, pictures
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, save_embedder
@@ -254,7 +254,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert not (tmp_path/'out').exists()
 
 
-COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
+COMMANDS = 'train evaluate embed index search browse export compare reproduce bench'.split()
 
 
 @pytest.mark.parametrize('words, said', [
@@ -409,9 +409,11 @@ typed = {                   # each parameter of each command, at a value that is
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
                 '--column label=kind --images x --group folder --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
-    'index': 'model photos --out out --kind hnsw --fresh --depth 4 --column label=kind --images x --json',
+    'index': 'model photos --out out --kind hnsw --fresh --add --remove --depth 4 '
+             '--column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --html like.html --json',
     'browse': 'index --other older --port 1234',
+    'export': 'index --onnx a.onnx --pictures x --parquet b.parquet --json',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
     'reproduce': '003/figure5 --scale medium --out out --workers 2 --json --accept-other-code',
@@ -563,7 +565,8 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     answer = dict(root='photos', pictures=9, new=1, changed=2, gone=3, kept=6,
                   first='photos/a b.png', skipped={'x.png': 'x.png is none'})
     making = arriving(folders, 'index_folder', answer)
-    run = pressed('index')
+    without = '--add', '--remove'
+    run = pressed('index', *without)
     assert json.loads(run.stdout) == dict(answer, index='out')
     assert run.stderr == 'dml: left out x.png is none\n'
     making.pop('tell')(3, 9)
@@ -572,9 +575,32 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
     assert making == dict(folder='photos', kind='hnsw', fresh=True, **ruled(4))
-    text = pressed('index', '--json').stdout
+    text = pressed('index', '--json', *without).stdout
     said = '9 pictures are in out (1 new, 2 changed, 3 gone, 6 kept), 1 left out'
     assert text == f"{said}; next: dml search out 'photos/a b.png'\n"
+
+
+def test_export_passes_every_option_on(pressed, dml, arriving, model, index_folders, tmp_path):
+    made = create_embedder('small_convnet', 4, 1, 12, seed=0)
+    opened = arriving(folders, 'open_search', (None, made, None))
+    checked = dict(checked=dict(pictures=7, largest_difference=2e-7))
+    network = arriving(export, 'export_onnx', checked)
+    vectors = arriving(export, 'export_parquet', dict(rows=9, dim=4))
+    is_one_line(pressed('export'), '--pictures: expected a folder or a file, got x')
+    (tmp_path/'x').mkdir()
+    found = json.loads(pressed('export').stdout)
+    assert found == dict(onnx=checked, parquet=dict(rows=9, dim=4))
+    assert network == dict(embedder=made, path='a.onnx', pictures='x') and opened
+    assert vectors == dict(index='index', path='b.parquet')
+    text = pressed('export', '--json').stdout.splitlines()
+    assert text == ['the network is in a.onnx; on 7 pictures it differs from PyTorch by 2e-07 at most',
+                    '9 vectors of 4 numbers are in b.parquet']
+    assert dml('export', 'model', '--onnx', 'a.onnx').returncode == 0
+    assert network['embedder'].size == [8, 12]
+    is_one_line(dml('export', 'model', '--parquet', 'b.parquet'), 'no index in it')
+    is_one_line(dml('export', 'x', '--onnx', 'a.onnx'), 'expected a folder made by dml train')
+    is_one_line(dml('export', 'model'), '--onnx, --parquet: expected a file to write, got none')
+    is_one_line(dml('export', 'index', '--parquet', 'b.csv'), 'ends in .parquet, got b.csv')
 
 
 @pytest.mark.parametrize('words', [[], ['--body', 'resnet18'], ['--weights', 'DEFAULT']])

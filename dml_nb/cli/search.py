@@ -1,7 +1,7 @@
-"""`dml index`, `search` and `browse`: find pictures that look like a picture.
+"""`dml index`, `search`, `browse` and `export`: find pictures that look like a picture.
 
-`dml index` embeds a folder of pictures, `dml search` finds what is like a picture, and `dml browse`
-shows the folder in a browser.
+`dml index` embeds a folder of pictures, `dml search` finds what is like a picture, `dml browse`
+shows the folder in a browser, and `dml export` writes network and vectors for other programs.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.search.html.md"""
 
@@ -24,7 +24,7 @@ from .base import (
     Columns, Images, Json, app, fail, no_empty_folder, progress_bar, stopped_writing,
     told_in_one_line, writable_folder)
 from .models import (
-    DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model)
+    DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model, model_folder)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
 def say_index(
@@ -163,3 +163,50 @@ def run_browse(
         import_module('dml_nb.search.browser').browse(
             index, other, port,
             lambda address: print(f'{address} shows {index}; Ctrl-C ends it', flush=True))
+
+# %% ../../nbs/68_cli.search.ipynb #e59b0002
+@app.command('export')
+def run_export(
+    model:Annotated[str, typer.Argument(help='A folder made by dml train or by dml index.')],
+    onnx:Annotated[str, typer.Option(
+        help='Write the network into this file, .onnx, and what pictures it takes into the .json '
+             'beside it.')] = None,
+    pictures:Annotated[str, typer.Option(
+        help='Compare it with PyTorch on these pictures, a folder or a file; random ones if it is '
+             'not given.')] = None,
+    parquet:Annotated[str, typer.Option(
+        help='Write the vectors of an index into this file, .parquet.')] = None,
+    json_:Json = False,
+):
+    """Write a network or the vectors of an index for other programs.
+
+    Example: dml export runs/index --onnx photos.onnx --parquet photos.parquet
+
+    It needs pip install "dml_nb[export]". onnxruntime has to give the same as PyTorch before a
+    network is written."""
+    with told_in_one_line('stopped'):
+        is_index = (Path(model).expanduser()/'index.json').is_file()
+        if onnx is None and parquet is None:
+            fail('--onnx, --parquet: expected a file to write, got none')
+        if parquet is not None:
+            check_index(model)
+        if not is_index:
+            model_folder(model)
+        for option, file in (('onnx', onnx), ('parquet', parquet)):
+            if file is not None and Path(file).suffix != f'.{option}':
+                fail(f'--{option}: expected a file that ends in .{option}, got {file}')
+        if pictures is not None and not Path(pictures).expanduser().exists():
+            fail(f'--pictures: expected a folder or a file, got {pictures}, and there is none')
+        from dml_nb.search import export
+        found, said = {}, []
+        if onnx is not None:
+            embedder = load_model(model) if not is_index else import_module(
+                'dml_nb.search.folders').open_search(model)[1]
+            found['onnx'] = facts = export.export_onnx(embedder, onnx, pictures)
+            checked = facts['checked']
+            said.append(f"the network is in {onnx}; on {checked['pictures']} pictures it differs "
+                        f"from PyTorch by {checked['largest_difference']:.0e} at most")
+        if parquet is not None:
+            found['parquet'] = facts = export.export_parquet(model, parquet)
+            said.append(f"{facts['rows']:,} vectors of {facts['dim']} numbers are in {parquet}")
+        print(json.dumps(found) if json_ else '\n'.join(said))

@@ -7,4 +7,5 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'everyday': ['train_embedder'],
     'folders': ['add_pictures', 'index_folder', 'remove_pictures', 'search_folder'],
     'browser': ['browse'],
+    'export': ['export_onnx', 'export_parquet'],
 })

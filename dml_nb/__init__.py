@@ -79,7 +79,7 @@ Modules:
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.
-- `dml_nb.training.features`: What a frozen body sees is computed once; a trained embedder is saved without code.
+- `dml_nb.training.features`: What is frozen is computed once; a trained embedder is saved without code.
 - `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch.

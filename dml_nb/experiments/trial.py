@@ -426,7 +426,8 @@ def measure_untrained(
     def make():
         return measure_model(recipe, learn, train, valid)[1]
 
-    start = named_body(recipe), recipe.tail, recipe.head, recipe.dim, recipe.seed
+    start = [named_body(recipe), recipe.tail, recipe.head, recipe.dim, recipe.precision,
+             recipe.seed]
     return None, dict(shelf.once(make, 'untrained', start, *searched(recipe, train, valid)))
 
 

@@ -420,9 +420,13 @@ def test_fresh_forgets_what_is_there(vectors, tmp_path):
 
     settings = dict(images=vectors, out=tmp_path, classes=4, per_class=2, epochs=1)
     assert train_embedder(**settings)['finished'] and (tmp_path/'embedder').is_dir()
-    (tmp_path/'checkpoints').mkdir()
+    log = tmp_path/'logs'/'events.out.tfevents.1.host'
+    for folder in (tmp_path/'checkpoints', log.parent):
+        folder.mkdir()
+    log.touch()
     with pytest.raises(KeyboardInterrupt):
         train_embedder(**settings, fresh=True, tell=stop)
+    assert not log.exists()
     assert not (tmp_path/'embedder'/'embedder.json').exists()
     assert not (tmp_path/'checkpoints').exists()
     assert len(train_embedder(**settings)['curve']) == 1
@@ -431,7 +435,7 @@ def test_fresh_forgets_what_is_there(vectors, tmp_path):
 def test_folders_of_others_stay(vectors, tmp_path):
     "A project has a folder of that name often enough"
     others = [tmp_path/'checkpoints'/'mine.pt', tmp_path/'checkpoints'/'step-1000'/'mine.bin',
-              tmp_path/'embedder'/'notes.txt']
+              tmp_path/'embedder'/'notes.txt', tmp_path/'logs'/'mine.txt']
     for path in others:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('mine')

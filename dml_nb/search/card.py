@@ -45,11 +45,9 @@ def draw_curves(
         measures = {name: [100 * row[key] for row in rows]
                     for name, key in (('R@1', 'recall@1'), ('MAP@R', 'map@r'))}
         curves(measures, ax=right, ylabel='of what is held back, %', title='pictures found')
-        right.plot(best['epoch'], 100 * best['map@r'], 'o', ms=9, mfc='none', color=VERMILLION)
-        right.annotate(
-            f"kept: epoch {best['epoch']}", (best['epoch'], 100 * best['map@r']), (0, -16),
-            textcoords='offset points', ha='center', fontsize=9)
-        right.margins(y=.12)
+        right.plot(best['epoch'], 100 * best['map@r'], 'o', ms=9, mfc='none', color=VERMILLION,
+                   label=f"epoch {best['epoch']}, kept")
+        right.legend()
         write_atomically(path, small_png(fig))
 
 # %% ../../nbs/58_search.card.ipynb #569a4196

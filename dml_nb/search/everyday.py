@@ -180,7 +180,9 @@ def begin_record(
     if not path.is_file():                              # also where --fresh was stopped before
         remove_checkpoints(path.parent/'checkpoints')
         (path.parent/'embedder'/'embedder.json').unlink(missing_ok=True)
-        (path.parent/'evaluations.json').unlink(missing_ok=True)
+        for name in ('evaluations.json', 'logs/events.out.tfevents.*'):
+            for old in path.parent.glob(name):
+                old.unlink()
         record = dict(settings=settings, finished=False, curve=[])
         write_record(path, record)
         return record

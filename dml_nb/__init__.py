@@ -73,6 +73,7 @@ Modules:
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
+- `dml_nb.search.pages`: Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
 - `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found

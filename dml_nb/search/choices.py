@@ -1,7 +1,8 @@
 """The device, what is done to pictures, what learns from when on, and where a log is written.
 
-What [`train_embedder`](58_search.everyday.ipynb) and `dml train` are told beside data, network and
-loss: `device`, `augment`, `freeze` and `log`. Each is checked before any picture is read.
+What `train_embedder`, on [the page after the next](58_search.everyday.ipynb), and `dml train` take
+beside data, network and loss: `device`, `augment`, `freeze` and `log`. Each is checked before any
+picture is read.
 
 Docs: https://dml-nb.github.io/dml_nb/search.choices.html.md"""
 
@@ -122,17 +123,16 @@ def log_callbacks(
 ): # gives a list of callbacks
     "Inside, a training with these callbacks is logged; a log that was begun is closed."
     if log == 'tensorboard':
-        from fastai.callback.tensorboard import TensorBoardCallback
-        board = TensorBoardCallback(out/'logs', trace_model=False, log_preds=False)
+        callback = import_module('fastai.callback.tensorboard')
+        board = callback.TensorBoardCallback(out/'logs', trace_model=False, log_preds=False)
         try:
             yield [board]
         finally:
             if hasattr(board, 'writer'):
                 board.writer.close()
     elif log == 'wandb':
-        import wandb
-        from fastai.callback.wandb import WandbCallback
+        wandb, callback = map(import_module, ('wandb', 'fastai.callback.wandb'))
         with wandb.init(project='dml_nb', name=out.name, dir=str(out), config=settings):
-            yield [WandbCallback(log_preds=False)]
+            yield [callback.WandbCallback(log_preds=False)]
     else:
         yield []

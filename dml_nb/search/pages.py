@@ -1,6 +1,6 @@
 """Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
 
-[`dml browse`](59_search.browser.ipynb) shows pages of a few kinds of parts. They are made here of
+[The pages](59_search.browser.ipynb) of `dml browse` have a few kinds of parts. They are made here of
 FastHTML's elements, which escape what they are given: file names may hold quotes and angle brackets.
 
 Docs: https://dml-nb.github.io/dml_nb/search.pages.html.md"""

@@ -457,7 +457,7 @@ typed = {                   # each parameter of each command, at a value that is
                 '--column label=kind --images x --group folder --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --html like.html --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
@@ -646,7 +646,7 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3)
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True)
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

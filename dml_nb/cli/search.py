@@ -76,6 +76,10 @@ def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    expand:Annotated[int, typer.Option(
+        min=0, help='Search with the mean of a picture and so many that are like it.')] = 0,
+    rerank:Annotated[bool, typer.Option(
+        '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
     html:Annotated[str, typer.Option(
         help='Write a page with the pictures into this file.')] = None,
     json_:Json = False,
@@ -85,7 +89,8 @@ def run_search(
     Example: dml search runs/index photo.jpg --k 5 --html like.html
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
-    index is left out of its own answers."""
+    index is left out of its own answers. --expand and --rerank use what else the index holds; the
+    documentation says where they helped. With --rerank, similarity is also of neighbours."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -94,7 +99,7 @@ def run_search(
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import search_folder, search_page
-        answers = search_folder(index, images, k)
+        answers = search_folder(index, images, k, expand, rerank)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:

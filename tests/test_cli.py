@@ -28,7 +28,7 @@ from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import browser as pages, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
-from dml_nb.training import create_embedder, embedding, save_embedder
+from dml_nb.training import create_embedder, embedding, load_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
 
@@ -407,10 +407,10 @@ typed = {                   # each parameter of each command, at a value that is
              '--epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --json',
+                '--column label=kind --images x --group folder --false-accepts .3 --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --html like.html --json',
+    'search': 'index a.png b.png -k 3 --least .4 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
@@ -517,11 +517,15 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
+    assert found['threshold']['false_accepts'] == .3
+    assert load_embedder(tmp_path/'model').facts == dict(depth=3, threshold=found['threshold'])
+    assert load_embedder(tmp_path/'model').sha256() == model.sha256()
     text = pressed('evaluate', '--json', '--depth', '4').stdout
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
                            'pictures of 4 classes\n')
-    assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+    least_found = text.partition('least found (MAP@R in %): ')[2].splitlines()[0]
+    assert len(least_found.split(',')) == 2
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
     assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
@@ -591,7 +595,7 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3)
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, least=.4)
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

@@ -414,6 +414,46 @@ def groups_together(
     return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
 
 
+def fitted(
+    z, # (B, D) tensor
+    labels, # (B,)
+    sides:dict, # the other arguments of `verify_search`
+    wished:float, # share of strangers that may find something
+) -> dict: # similarity, false_accepts, true_accepts, queries
+    "The threshold for a search. Raises `ValueError` for a share below one query, and for none at all."
+    from dml_nb.evaluation.verification import verify_search
+    report = verify_search(z, labels, **sides)
+    if wished * report.negatives < 1:
+        raise ValueError(f'--false-accepts: expected at least {1 / report.negatives:.3g}, one of '
+                         f'{report.negatives:,} queries, got {wished:g}')
+    similarity = report.threshold_at(wished)
+    if similarity > 1.01:                                   # infinite: the very first are ties
+        raise ValueError(f'--false-accepts: expected a share at which some query finds something, '
+                         f'got {wished:g}; the most similar answers are wrong and tie')
+    return dict(similarity=min(similarity, 1.), false_accepts=wished,
+                true_accepts=report.tar(wished), queries=report.negatives)
+
+
+def keep_fact(
+    embedder, # `Embedder`
+    path:str, # as `model_folder` takes it
+    **facts, # JSON values
+):
+    "Beside the network; an earlier one of that name is replaced."
+    from dml_nb.training.features import save_embedder
+    embedder.facts = embedder.facts | facts
+    save_embedder(embedder, model_folder(path), **embedder.facts)
+
+
+def threshold_text(
+    threshold:dict, # from `fitted`
+) -> str:
+    return (f"from a similarity of {threshold['similarity']:.3f} on, "
+            f"{100 * threshold['true_accepts']:.1f} % of the queries find their class, and "
+            f"{100 * threshold['false_accepts']:g} % would find something if it were not there; the "
+            'model keeps it: dml index takes it along, and below it dml search says "nothing like it"')
+
+
 @app.command('evaluate')
 def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
@@ -430,6 +470,10 @@ def run_evaluate(
     column:Columns = [],
     images:Images = None,
     group:Group = None,
+    false_accepts:Annotated[float, typer.Option(
+        help='Fit the similarity at which this share of pictures whose class is not there would find '
+             'something, as .05, and keep it in the model: below it, dml search says "nothing like it".',
+    )] = None,
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -445,6 +489,8 @@ def run_evaluate(
     held-out, or at other pictures."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(depth, column, images, group)
+        if false_accepts is not None:
+            check_above_0('--false-accepts', false_accepts, below=1)
         model_folder(model)
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
@@ -466,13 +512,19 @@ def run_evaluate(
             if class_count(pictures) < 2:
                 raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, '
                                  f'got {counted(pictures)}')
-            report = measure(z, labels, groups=groups_together(pictures)[0])
+            sides = dict(groups=groups_together(pictures)[0])
         else:
             names, labels, labels_of_others = labels_together(pictures, others)
             groups, groups_of_others = groups_together(pictures, others)
-            report = measure(z, labels, of_others, labels_of_others, groups=groups,
-                             gallery_groups=groups_of_others)
+            sides = dict(gallery=of_others, gallery_labels=labels_of_others, groups=groups,
+                         gallery_groups=groups_of_others)
+        report = measure(z, labels, **sides)
+        if gallery is not None:
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
+        if false_accepts is not None:
+            data_of = pictures.name if gallery is None else f'{pictures.name} in {others.name}'
+            among['threshold'] = dict(fitted(z, labels, sides, false_accepts), data=data_of)
+            keep_fact(embedder, model, threshold=among['threshold'])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
         worst = report.per_class('map@r')[:classes]
@@ -504,6 +556,9 @@ def run_evaluate(
                 f"{report['unmatched']:,} of {report['queries']:,} queries have no picture of "
                 'their class to find and are left out of the means', highlight=False, markup=False,
                 soft_wrap=True)
+        if false_accepts is not None:
+            console.print(threshold_text(among['threshold']), highlight=False, markup=False,
+                          soft_wrap=True)
 
 # %% ../../nbs/68_cli.models.ipynb #96f162aa
 @app.command('embed')

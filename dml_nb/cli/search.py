@@ -76,6 +76,9 @@ def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    least:Annotated[float, typer.Option(
+        min=-1, max=1, help='Similarity below which there is nothing like a picture, -1 for none; as '
+                            'dml evaluate --false-accepts has fitted it if it is not given.')] = None,
     html:Annotated[str, typer.Option(
         help='Write a page with the pictures into this file.')] = None,
     json_:Json = False,
@@ -85,7 +88,8 @@ def run_search(
     Example: dml search runs/index photo.jpg --k 5 --html like.html
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
-    index is left out of its own answers."""
+    index is left out of its own answers. Where the nearest is less similar than --least, nothing is
+    like the picture, and no other is shown."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -93,8 +97,8 @@ def run_search(
             if not any(place.is_file() for place in (path, *path.parents)):
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
-        from dml_nb.search.folders import search_folder, search_page
-        answers = search_folder(index, images, k)
+        from dml_nb.search.folders import nothing_text, search_folder, search_page
+        answers = search_folder(index, images, k, least)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:
@@ -102,6 +106,8 @@ def run_search(
             return
         for answer in answers:
             print(answer['query'])
+            if nothing := nothing_text(answer):
+                print(f'      {nothing}')
             for place, found in enumerate(answer['found'], 1):
                 print(f"{place:>4}  {found['similarity']:.3f}  {found['path']}")
         if html is not None:

@@ -133,13 +133,18 @@ def search_folder(
     out, # folder from `index_folder`
     images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
     k:int=10, # answers for each
+    least:float=None, # similarity of an answer that counts; None: as the network keeps it, if at all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
-    """The most similar pictures of an index, a query itself left out.
+    """The most similar pictures of an index, a query itself left out. Where even the nearest is below
+    `least`, found is empty and nothing_like_it=dict(nearest, least) says so.
 
     Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
     files and for what is no picture."""
     check_number('k', k, lo=1, integer=True)
     index, embedder, root = open_search(out)
+    if least is None:
+        least = embedder.facts.get('threshold', {}).get('similarity', -1.)
+    check_number('least', least, lo=-1, hi=1)
     images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
     queries = [file_at(Path(image).expanduser().resolve()) for image in images]
     similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1)
@@ -150,7 +155,11 @@ def search_folder(
             if fact is not None and str((root/fact['path']).resolve()) != str(query):
                 path = str(root/fact['path'])
                 found.append(dict(path=path, label=fact['label'], similarity=similarity))
-        answers.append(dict(query=str(query), found=found[:k]))
+        if found and found[0]['similarity'] < least:
+            nothing = dict(nearest=found[0], least=least)
+            answers.append(dict(query=str(query), found=[], nothing_like_it=nothing))
+        else:
+            answers.append(dict(query=str(query), found=found[:k]))
     return answers
 
 # %% ../../nbs/58_search.folders.ipynb #f69a9579
@@ -179,6 +188,15 @@ def check_page(
                              'is a file of another kind')
 
 
+def nothing_text(
+    answer:dict, # of `search_folder`
+) -> str: # '' where something is like it
+    nothing = answer.get('nothing_like_it')
+    return '' if nothing is None else (
+        f"nothing like it: the nearest has {nothing['nearest']['similarity']:.3f}, below "
+        f"{nothing['least']:.3f}")
+
+
 def search_page(
     answers:list, # from `search_folder`
     path, # of the page
@@ -200,6 +218,8 @@ def search_page(
         figures = [figure(answer['query'], Path(answer['query']).name)]
         figures += [figure(found['path'], f"{found['similarity']:.3f} {found['label']}",
                            Path(found['path']).name) for found in answer['found']]
+        if nothing := nothing_text(answer):
+            figures.append(f'<p>{nothing}</p>')
         parts.append(f"<section>{''.join(figures)}</section>")
     text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width"><title>Similar pictures</title>'

@@ -216,7 +216,8 @@ def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypa
     assert '1 .csv' in said and '1 .heic' in said and 'pip install "dml_nb[heif]"' in said
     for words in (['evaluate', 'model', 'photos'], ['index', 'model', 'photos'],
                   ['embed', 'model', 'photos'], ['compare', '--data', 'photos', '--epochs', 1,
-                                                 '--seeds', 1, '--losses', 'triplet', '--size', 8]):
+                                                 '--seeds', 1, '--losses', 'triplet', '--size', 8,
+                                                 '--body', 'small_convnet']):
         _, said = dml(*words)
         assert uneven in said and '1 .heic' in said, words
     _, said = dml('index', 'model', 'table.csv', *of_table)

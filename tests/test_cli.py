@@ -334,8 +334,9 @@ def test_folder_of_pictures(tmp_path, dml):
     assert is_one_line(dml(*options), 'square')
     (tmp_path/'data'/'<2>'/'broken.png').write_bytes(b'no picture')
     (tmp_path/'data'/'later').mkdir()
-    run = dml(*options, '--size', 16)
+    run = dml(*options, '--size', 16, '--body', 'small_convnet')
     assert run.returncode == 0, run.stderr
+    assert 'small_convnet from nothing, 16 × 16 pixels' in run.stdout
     empty, broken = run.stderr.splitlines()
     assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4
@@ -413,7 +414,7 @@ typed = {                   # each parameter of each command, at a value that is
     'search': 'index a.png b.png -k 3 --least .4 --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
-               '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
+               '--body resnet18 --weights DEFAULT --size 9 --depth 2 --threads 3 --fresh --accept-other-code',
     'reproduce': '003/figure5 --scale medium --out out --workers 2 --json --accept-other-code',
     'bench': 'losses --out out --quick --threads 2 --json',
 }
@@ -630,6 +631,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
         assert (recipe.size, recipe.depth) == (9, 2) and recipe.turned == (recipe.split == 'class')
+    assert {(recipe.arch, recipe.weights, recipe.lr) for recipe in seen} == {
+        ('resnet18', 'DEFAULT', 3e-4)}
     assert {(recipe.loss, recipe.seed) for recipe in seen} == {
         ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
 

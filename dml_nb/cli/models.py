@@ -420,7 +420,7 @@ def fitted(
     sides:dict, # the other arguments of `verify_search`
     wished:float, # share of strangers that may find something
 ) -> dict: # similarity, false_accepts, true_accepts, queries
-    "The threshold for a search. Raises `ValueError` for a share below one query, and for none at all."
+    "The threshold for a search. Raises `ValueError` where no similarity gives that share."
     from dml_nb.evaluation.verification import verify_search
     report = verify_search(z, labels, **sides)
     if wished * report.negatives < 1:
@@ -451,7 +451,7 @@ def threshold_text(
     return (f"from a similarity of {threshold['similarity']:.3f} on, "
             f"{100 * threshold['true_accepts']:.1f} % of the queries find their class, and "
             f"{100 * threshold['false_accepts']:g} % would find something if it were not there; the "
-            'model keeps it: dml index takes it along, and below it dml search says "nothing like it"')
+            'model and its indexes keep it, and below it dml search says "nothing like it"')
 
 
 @app.command('evaluate')
@@ -471,8 +471,9 @@ def run_evaluate(
     images:Images = None,
     group:Group = None,
     false_accepts:Annotated[float, typer.Option(
-        help='Fit the similarity at which this share of pictures whose class is not there would find '
-             'something, as .05, and keep it in the model: below it, dml search says "nothing like it".',
+        help='Fit the similarity at which this share of pictures whose class is not there would '
+             'find something, as .05, and keep it in the model: below it, dml search says '
+             '"nothing like it".',
     )] = None,
     json_:Json = False,
 ):

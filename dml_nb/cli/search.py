@@ -77,8 +77,9 @@ def run_search(
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
     least:Annotated[float, typer.Option(
-        min=-1, max=1, help='Similarity below which there is nothing like a picture, -1 for none; as '
-                            'dml evaluate --false-accepts has fitted it if it is not given.')] = None,
+        min=-1, max=1,
+        help='Similarity below which there is nothing like a picture, -1 for none; as dml evaluate '
+             '--false-accepts fitted it if it is not given.')] = None,
     html:Annotated[str, typer.Option(
         help='Write a page with the pictures into this file.')] = None,
     json_:Json = False,

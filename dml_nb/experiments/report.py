@@ -72,8 +72,8 @@ def seeds_text(
 ) -> str: # what their number is worth
     if seeds > 2:
         return f'mean and 95 % interval over {seeds} seeds'
-    return ('one seed tells nothing of luck' if seeds == 1 else
-            'means of two seeds, which tell nothing of luck') + '; intervals begin with three'
+    given = 'one seed' if seeds == 1 else 'means of two seeds'
+    return f'{given}, too few to compare losses; intervals need three'
 
 
 def network_text(

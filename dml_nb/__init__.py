@@ -6,7 +6,7 @@ Modules:
 - `dml_nb.cli.experiments`: `dml compare` and `dml bench`: losses against each other, in accuracy and in time.
 - `dml_nb.cli.models`: `dml train`, `evaluate` and `embed`: from a folder of pictures to vectors.
 - `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
-- `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
+- `dml_nb.cli.search`: `dml index`, `search`, `duplicates` and `browse`: find pictures that look like a picture.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
@@ -67,6 +67,7 @@ Modules:
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives
 - `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
+- `dml_nb.search.copies`: Find pictures that differ by a shift, a little light or their compression, and measure without them.
 - `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm

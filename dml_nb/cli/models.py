@@ -445,6 +445,20 @@ def keep_fact(
     save_embedder(embedder, model_folder(path), **embedder.facts)
 
 
+def copies_text(
+    found, # from `without_copies`
+) -> str: # '' where near-copies make no difference, or pixels cannot tell
+    if found is None or found['share'] < .01:
+        return ''
+    if not found['unmatched'] and abs(found['recall@1'] - found['before']) < .005:
+        return ''
+    lonely = found['unmatched']
+    nothing = f'; {lonely:,} queries then have nothing to find' if lonely else ''
+    return (f"{100 * found['share']:.0f} % of the right answers are near-copies of the query; "
+            f"without them R@1 is {100 * found['recall@1']:.1f} %{nothing}. dml duplicates lists "
+            'near-copies')
+
+
 def threshold_text(
     threshold:dict, # from `fitted`
 ) -> str:
@@ -483,7 +497,8 @@ def run_evaluate(
 
     Each picture is searched in the gallery, as people search what is new in what they have; those
     whose class is not there are counted apart. Without a gallery every picture is searched among
-    all others, which flatters where several show one thing; --group says which do. R@K: is one of
+    all others, which flatters where several show one thing; --group says which do. Near-copies by
+    their pixels are counted: how much of R@1 they are, and R@1 without them. R@K: is one of
     the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
@@ -496,14 +511,17 @@ def run_evaluate(
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
         embedder = load_model(model)
+        from dml_nb.search.copies import grey_of, without_copies
         on_error = 'skip' if part == 'held-out' else 'later'    # the split depends on all of them
         with kept_pixels(model) as kept:
             pictures = pictures_for(embedder, data, rule, on_error, kept)
             pictures, part = chosen_part(model, pictures, part)
             z, pictures = embedded(embedder, pictures)
+            greys = [grey_of(pictures)]
             if gallery is not None:
                 others = pictures_for(embedder, gallery, rule, 'later', kept)
                 of_others, others = embedded(embedder, others)
+                greys.append(grey_of(others))
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
         from dml_nb.data.images import class_count
@@ -522,6 +540,7 @@ def run_evaluate(
         report = measure(z, labels, **sides)
         if gallery is not None:
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
+        among['near_copies'] = without_copies(z, labels, sides, report, *greys)
         if false_accepts is not None:
             data_of = pictures.name if gallery is None else f'{pictures.name} in {others.name}'
             among['threshold'] = dict(fitted(z, labels, sides, false_accepts), data=data_of)
@@ -548,7 +567,14 @@ def run_evaluate(
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():
             table.add_row(key, f'{100 * report[key]:.1f}', f'{100 * low:.1f} to {100 * high:.1f}')
+            if key == 'recall@1' and copies_text(among['near_copies']):
+                rest = among['near_copies']
+                low, high = rest['interval']
+                table.add_row('  without near-copies', f"{100 * rest['recall@1']:.1f}",
+                              f'{100 * low:.1f} to {100 * high:.1f}')
         console.print(table)
+        if said := copies_text(among['near_copies']):
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
         if rows:
             found = ', '.join(f"{row['name']} {100 * row['map@r']:.1f}" for row in rows)
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)

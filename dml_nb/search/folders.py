@@ -197,6 +197,29 @@ def nothing_text(
         f"{nothing['least']:.3f}")
 
 
+def small_figure(
+    file, # of a picture, also in a zip
+    *lines, # texts below it
+) -> str: # HTML that holds the picture itself
+    name = html.escape(Path(file).name)
+    picture = base64.b64encode(small_jpeg(file_at(file))).decode()
+    text = '<br>'.join(html.escape(line) for line in lines)
+    return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
+            f'<figcaption>{text}</figcaption></figure>')
+
+
+def write_page(
+    path,
+    title:str,
+    sections:list, # of HTML
+):
+    "A page of one file. Raises `OSError` naming one that it cannot write."
+    text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
+            f"<style>{STYLE}</style><h1>{title}</h1>{''.join(sections)}</html>")
+    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file
+
+
 def search_page(
     answers:list, # from `search_folder`
     path, # of the page
@@ -205,23 +228,12 @@ def search_page(
 
     Raises `ValueError` for a file there that is no page, `OSError` naming one it cannot write."""
     check_page(path)
-
-    def figure(file, *lines):
-        name = html.escape(Path(file).name)
-        picture = base64.b64encode(small_jpeg(file_at(file))).decode()
-        text = '<br>'.join(html.escape(line) for line in lines)
-        return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
-                f'<figcaption>{text}</figcaption></figure>')
-
     parts = []
     for answer in answers:
-        figures = [figure(answer['query'], Path(answer['query']).name)]
-        figures += [figure(found['path'], f"{found['similarity']:.3f} {found['label']}",
-                           Path(found['path']).name) for found in answer['found']]
+        figures = [small_figure(answer['query'], Path(answer['query']).name)]
+        figures += [small_figure(found['path'], f"{found['similarity']:.3f} {found['label']}",
+                                 Path(found['path']).name) for found in answer['found']]
         if nothing := nothing_text(answer):
             figures.append(f'<p>{nothing}</p>')
         parts.append(f"<section>{''.join(figures)}</section>")
-    text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width"><title>Similar pictures</title>'
-            f"<style>{STYLE}</style><h1>Similar pictures</h1>{''.join(parts)}</html>")
-    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file
+    write_page(path, 'Similar pictures', parts)

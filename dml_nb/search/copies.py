@@ -31,11 +31,12 @@ from ..evaluation.retrieval import RetrievalReport, evaluate
 from .folders import check_page, small_figure, write_page
 from .pictures import located
 
-# %% ../../nbs/59_search.copies.ipynb #35ddf886
+# %% ../../nbs/59_search.copies.ipynb #d0749dbd
 SIDE = 32                                               # pixels
 SMALLEST = 16                                           # pixels of the shorter side
 SHIFT = 4                                               # pixels either way: an eighth of the side
 BLUR = 3.                                               # standard deviation in pixels
+FINE = .08                                              # share of the detail that is finer than a pixel
 
 
 def small_grey(
@@ -46,16 +47,25 @@ def small_grey(
     return F.interpolate(x, (SIDE, SIDE), mode='bilinear', antialias=True)[:, 0]
 
 
-def detail_of(
+def blurred(
     grey:Tensor, # (N, 32, 32)
+    width:float, # standard deviation in pixels
 ) -> Tensor: # (N, 32, 32)
-    "What a Gaussian blur takes away"
-    reach = int(3 * BLUR)
-    weights = torch.exp(-torch.arange(-reach, reach + 1.)**2 / (2 * BLUR**2))
+    reach = int(3 * width)
+    weights = torch.exp(-torch.arange(-reach, reach + 1.)**2 / (2 * width**2))
     weights = weights / weights.sum()
     x = F.pad(grey[:, None], [reach] * 4, mode='reflect')
-    x = F.conv2d(F.conv2d(x, weights[None, None, :, None]), weights[None, None, None])
-    return grey - x[:, 0]
+    return F.conv2d(F.conv2d(x, weights[None, None, :, None]), weights[None, None, None])[:, 0]
+
+
+def detail_of(
+    grey:Tensor, # (N, 32, 32)
+) -> Tensor: # (N, 32, 32); 0 where there is too little
+    "What a Gaussian blur takes away"
+    detail = grey - blurred(grey, BLUR)
+    fine = (grey - blurred(grey, 1.)).square().mean((1, 2))
+    vague = fine < FINE * detail.square().mean((1, 2))
+    return detail.masked_fill(vague[:, None, None], 0.)
 
 
 def grey_of(
@@ -67,7 +77,7 @@ def grey_of(
     parts = np.array_split(np.arange(len(images)), len(images) // 32 + 1)
     return torch.cat([small_grey(images.images(part)) for part in parts])
 
-# %% ../../nbs/59_search.copies.ipynb #ab481bec
+# %% ../../nbs/59_search.copies.ipynb #17862a10
 INNER = SIDE - 2 * SHIFT                                # side of the middle
 
 
@@ -104,8 +114,8 @@ def likeness_of_pairs(
     pairs:Tensor, # (P, 2) places in a and in b
     step:int=2048, # pairs at once
 ) -> Tensor: # (P,)
-    return torch.cat([torch.zeros(0)] + [
-        likeness(a[0][i], b[0][j], b[1][j]) for i, j in (part.T for part in pairs.split(step))])
+    parts = (pairs[lo:lo + step].T for lo in range(0, len(pairs), step))
+    return torch.cat([torch.zeros(0), *(likeness(a[0][i], b[0][j], b[1][j]) for i, j in parts)])
 
 # %% ../../nbs/59_search.copies.ipynb #ed71a75a
 CANDIDATES = 16                                         # of each picture

@@ -25,7 +25,7 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, everyday, folders, pictures
+from dml_nb.search import browser as pages, copies, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, load_embedder, save_embedder
@@ -257,7 +257,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert not (tmp_path/'out').exists()
 
 
-COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
+COMMANDS = 'train evaluate embed index search duplicates browse compare reproduce bench'.split()
 
 
 @pytest.mark.parametrize('words, said', [
@@ -415,6 +415,8 @@ typed = {                   # each parameter of each command, at a value that is
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --least .4 --html like.html --json',
+    'duplicates': 'photos --out copies.csv --html copies.html --least .9 --depth 4 '
+                  '--column label=kind --images x --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--body resnet18 --weights DEFAULT --size 9 --depth 2 --threads 3 --fresh --accept-other-code',
@@ -604,6 +606,26 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'
     assert text == ['a.png', line, 'b.png', line, 'wrote like.html']
+
+
+def test_duplicates_passes_every_option_on(pressed, arriving, tmp_path):
+    (tmp_path/'photos').mkdir()
+    group = dict(files=['b.png', 'a.png'], likeness=.95)
+    answer = dict(root='photos', pictures=9, least=.9, groups=[group], rows=[],
+                  skipped={'x.png': 'x.png is none'})
+    finding = arriving(copies, 'find_duplicates', answer)
+    writing, showing = (arriving(copies, f'duplicates_{what}') for what in ('table', 'page'))
+    run = pressed('duplicates')
+    assert json.loads(run.stdout) == {name: answer[name] for name in answer if name != 'rows'}
+    assert run.stderr == 'dml: left out x.png is none\n'
+    finding.pop('tell')(3, 9)
+    assert finding == dict(data='photos', least=.9, rule=ruled(4))
+    assert writing == dict(found=answer, path=Path('copies.csv'))
+    assert showing == dict(found=answer, path=Path('copies.html'))
+    assert pressed('duplicates', '--json').stdout.splitlines() == [
+        'photos: 2 of 9 pictures have near-copies, in 1 group, by a likeness of 0.900 or more',
+        '   2  0.950  b.png, a.png', 'wrote copies.html',
+        'wrote copies.csv; next: dml evaluate MODEL copies.csv --images photos --group group']
 
 
 def test_browse_passes_every_option_on(pressed, arriving, index_folders, capsys):

@@ -156,7 +156,7 @@ def shop(tmp_path, monkeypatch):
 def test_what_duplicates_lists_evaluate_reads(shop, dml):
     run = dml('duplicates', 'photos', '--out', 'copies.csv', '--html', 'copies.html')
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith('photos: 90 of 260 pictures are in 30 groups of near-copies, by a ')
+    assert run.stdout.startswith('photos: 90 of 260 pictures have near-copies, in 30 groups, by a ')
     assert 'and 10 more groups; --out and --html hold all of them' in run.stdout
     assert Path('copies.html').read_text().count('<figure>') == 90
     assert run.stdout.endswith('wrote copies.csv; next: dml evaluate MODEL copies.csv --images photos '

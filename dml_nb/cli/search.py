@@ -125,8 +125,9 @@ def duplicates_lines(
 ) -> list: # of lines
     groups = found['groups']
     count = sum(len(group['files']) for group in groups)
-    lines = [f"{data}: {count:,} of {found['pictures']:,} pictures are in {len(groups):,} groups of "
-             f"near-copies, by a likeness of {found['least']:.3f} or more"]
+    lines = [f"{data}: {count:,} of {found['pictures']:,} pictures have near-copies, in "
+             f"{len(groups):,} group{'s' * (len(groups) != 1)}, by a likeness of "
+             f"{found['least']:.3f} or more"]
     for group in groups[:most]:
         files = group['files']
         more = f', and {len(files) - 3:,} more' if len(files) > 3 else ''

@@ -452,11 +452,11 @@ def copies_text(
         return ''
     if not found['unmatched'] and abs(found['recall@1'] - found['before']) < .005:
         return ''
-    lonely = found['unmatched']
+    lonely, rest = found['unmatched'], found['recall@1']
+    left = 'no query has an answer' if rest is None else f'R@1 is {100 * rest:.1f} %'
     nothing = f'; {lonely:,} queries then have nothing to find' if lonely else ''
     return (f"{100 * found['share']:.0f} % of the right answers are near-copies of the query; "
-            f"without them R@1 is {100 * found['recall@1']:.1f} %{nothing}. dml duplicates lists "
-            'near-copies')
+            f'without them {left}{nothing}. dml duplicates lists near-copies')
 
 
 def threshold_text(
@@ -567,8 +567,8 @@ def run_evaluate(
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():
             table.add_row(key, f'{100 * report[key]:.1f}', f'{100 * low:.1f} to {100 * high:.1f}')
-            if key == 'recall@1' and copies_text(among['near_copies']):
-                rest = among['near_copies']
+            rest = among['near_copies']
+            if key == 'recall@1' and copies_text(rest) and rest['interval']:
                 low, high = rest['interval']
                 table.add_row('  without near-copies', f"{100 * rest['recall@1']:.1f}",
                               f'{100 * low:.1f} to {100 * high:.1f}')

@@ -228,7 +228,8 @@ def without_copies(
     grey_of_gallery=None, # (G, 32, 32), where there is a gallery
 ): # dict: least, queries, before, share, recall@1, interval, unmatched; None: pixels cannot tell
     """What near-copies do to R@1: `queries` have one, `share` of the right answers are one, and
-    recall@1 is what was `before` without them, for all queries but those `unmatched` then."""
+    recall@1 is what was `before` without them, for all queries but those `unmatched` then; None if
+    no other is left."""
     alone = sides.get('gallery') is None
     if grey is None or not alone and grey_of_gallery is None:
         return None
@@ -257,8 +258,10 @@ def without_copies(
     rest = RetrievalReport({'recall@1': float(after.nanmean())}, {'recall@1': after})
     return dict(
         least=least, queries=int(some.sum()), before=float(before.nanmean()),
-        share=float((copied[right] == 1).sum() / right.sum().clamp(min=1)), **rest,
-        interval=rest.interval('recall@1'), unmatched=int((after.isnan() & ~before.isnan()).sum()))
+        share=float((copied[right] == 1).sum() / right.sum().clamp(min=1)),
+        **({'recall@1': None} if after.isnan().all() else rest),
+        interval=None if after.isnan().all() else rest.interval('recall@1'),
+        unmatched=int((after.isnan() & ~before.isnan()).sum()))
 
 # %% ../../nbs/59_search.copies.ipynb #11fdf4cb
 def read_small(file) -> Tensor: # (32, 32); or the error that says why it cannot be read

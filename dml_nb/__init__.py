@@ -73,6 +73,7 @@ Modules:
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
 - `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
+- `dml_nb.search.refine`: Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
 - `dml_nb.support.validate`: One form of message for every argument that does not fit

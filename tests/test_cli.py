@@ -414,7 +414,7 @@ typed = {                   # each parameter of each command, at a value that is
                 '--column label=kind --images x --group folder --false-accepts .3 --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --least .4 --html like.html --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --html like.html --json',
     'duplicates': 'photos --out copies.csv --html copies.html --least .9 --depth 4 '
                   '--column label=kind --images x --json',
     'browse': 'index --other older --port 1234',
@@ -601,7 +601,8 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, least=.4)
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True,
+                             least=.4)
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

@@ -79,6 +79,10 @@ def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    expand:Annotated[int, typer.Option(
+        min=0, help='Search with the mean of a picture and so many that are like it.')] = 0,
+    rerank:Annotated[bool, typer.Option(
+        '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
     least:Annotated[float, typer.Option(
         min=-1, max=1,
         help='Similarity below which there is nothing like a picture, -1 for none; as dml evaluate '
@@ -93,7 +97,9 @@ def run_search(
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
     index is left out of its own answers. Where the nearest is less similar than --least, nothing is
-    like the picture, and no other is shown."""
+    like the picture, and no other is shown. --expand and --rerank use what else the index holds; the
+    documentation says where they helped. With --rerank, similarity is also of neighbours, and --least
+    has to be given to count."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -102,7 +108,7 @@ def run_search(
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import nothing_text, search_folder, search_page
-        answers = search_folder(index, images, k, least)
+        answers = search_folder(index, images, k, expand, rerank, least)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:

@@ -26,6 +26,7 @@ from ..training.embedding import Embedder, _rows_of
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
 from .pictures import located
+from .refine import expand as expanded, rerank as reranked
 
 # %% ../../nbs/58_search.folders.ipynb #3ec1ffec
 def embed_part(
@@ -128,11 +129,32 @@ def open_search(
     index._check_embedder(embedder)
     return index, embedder, root
 
+# %% ../../nbs/58_search.folders.ipynb #19a15cb5
+def refined(
+    index, root, # from `open_search`
+    queries, # files
+    z, # (Q, dim) their embeddings
+    k, # answers to each
+    expand, rerank, # as `search_folder` takes them
+) -> tuple: # (Q, k) similarities and ids, as from `index.search`
+    "An exact search with what the index holds; a query in it is not its own neighbour."
+    rows, facts = index.vectors(), index.metadata()
+    places = {str((root/fact['path']).resolve()): place for place, fact in enumerate(facts)}
+    if expand:
+        own = torch.tensor([places.get(str(query), -1) for query in queries])
+        z = expanded(z, rows, expand, own=own)
+    if not rerank:
+        return index.search(z, k)
+    similarities, found = reranked(z, rows, k)
+    return similarities, torch.where(found < 0, -1, index.ids[found])
+
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def search_folder(
     out, # folder from `index_folder`
     images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
     k:int=10, # answers for each
+    expand:int=0, # search with the mean of a query and so many nearest pictures
+    rerank:bool=False, # order answers by the neighbours that they share with the query, too
     least:float=None, # similarity of an answer that counts; None: as the network keeps it, if at all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, a query itself left out. Where even the nearest is below
@@ -141,13 +163,19 @@ def search_folder(
     Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
     files and for what is no picture."""
     check_number('k', k, lo=1, integer=True)
+    check_number('expand', expand, lo=0, integer=True)
     index, embedder, root = open_search(out)
     if least is None:
         least = embedder.facts.get('threshold', {}).get('similarity', -1.)
+        least = -1. if expand or rerank else least          # it was fitted without them
     check_number('least', least, lo=-1, hi=1)
     images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
     queries = [file_at(Path(image).expanduser().resolve()) for image in images]
-    similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1)
+    z = embedder.embed(queries, progress=False)
+    if expand or rerank:
+        similarities, ids = refined(index, root, queries, z, k + 1, expand, rerank)
+    else:
+        similarities, ids = index.search(z, k + 1)
     answers = []
     for query, row, numbers in zip(queries, similarities.tolist(), ids):
         found = []

@@ -115,7 +115,7 @@ def test_as_groups_by_hand():
     z = torch.from_numpy(draw.normal(size=(90, 8)))
     z[60:] = z[:30] + .1 * z[60:]
     codes = np.append(np.arange(60), np.arange(30))
-    for given in (None, np.where(np.arange(90) < 45, np.arange(90) // 5, -1)):
+    for given in (None, np.where(np.arange(90) < 45, np.arange(90) // 15, -1)):
         report = evaluate(z, labels, groups=given)
         found = without_copies(z, labels, dict(groups=given), report, grey)
         both = codes if given is None else linked(90, [

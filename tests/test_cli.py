@@ -25,7 +25,8 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, copies, everyday, folders, pictures
+from dml_nb.search import (
+    browser as pages, card, choices, copies, everyday, folders, pictures)
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, load_embedder, save_embedder
@@ -311,6 +312,11 @@ wrong = {
     'value': (['--set', 'temperature=two'], '--set: ', 'got temperature=two', 'above 0'),
     'name': (['--loss', 'circel'], 'dml: --loss: expected a known name, got circel; did you mean circle? Known are'),
     'body': (['--body', 'resnet17'], "got 'resnet17'; like it are resnet1", 'embedding.html'),
+    'device': (['--device', 'gpu'], "device: expected cpu, cuda, cuda:1 or mps, got 'gpu'"),
+    'augmentation': (['--augment', 'wild'], 'augment: expected', "got 'wild'"),
+    'log': (['--log', 'tensorbord'], 'log: expected', "got 'tensorbord'"),
+    'workers': (['--workers', '-1'], '--workers'),
+    'frozen': (['--freeze', '1.5'], '--freeze'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
     'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),
 }
@@ -322,6 +328,47 @@ def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
     (tmp_path/'empty').mkdir()
     is_one_line(dml('train', tmp_path/'empty', '--out', tmp_path/'out', *options), *words)
     assert not (tmp_path/'out').exists()
+
+
+@pytest.mark.parametrize('name', ['tensorboard', 'wandb'])
+def test_a_log_that_is_not_installed_is_said_before_pictures_are_read(
+        name, tmp_path, dml, monkeypatch):
+    for module in [name, f'fastai.callback.{name}']:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, name, None)            # as where it is not installed
+    (tmp_path/'empty').mkdir()
+    run = dml('train', tmp_path/'empty', '--out', tmp_path/'out', '--log', name)
+    is_one_line(run, f'log: expected {name} to be installed', f'; pip install {name}')
+    assert not (tmp_path/'out').exists()
+
+
+def test_without_a_terminal_each_epoch_is_a_line_and_nothing_else(drawings, tmp_path):
+    "Also where a CI asks for colours, which makes rich believe in a terminal"
+    words = map(str, train_words(drawings, tmp_path/'model', '--epochs', 3))
+    run = subprocess.run(
+        [sys.executable, '-c', 'from dml_nb.cli import main; main()', *words], capture_output=True,
+        text=True, env=os.environ | dict(FORCE_COLOR='1'), timeout=against_hanging)
+    assert run.returncode == 0, run.stderr
+    begun, *epochs, best, where = run.stdout.splitlines()
+    assert 'judge it' in begun and best.startswith('best after') and where.startswith('the model is')
+    assert [line[:13] for line in epochs] == [f'epoch  {i} of 3' for i in (1, 2, 3)]
+    assert not {'\r', '\x1b'} & set(run.stdout + run.stderr) and '━' not in run.stdout + run.stderr
+
+
+def test_what_evaluate_measures_stands_on_the_card(drawings, tmp_path, dml):
+    assert dml(*train_words(drawings, tmp_path/'model', '--epochs', 1)).returncode == 0
+    card = tmp_path/'model'/'README.md'
+    before = card.read_text(encoding='utf-8')
+    words = ['evaluate', tmp_path/'model', drawings]
+    for more in ([], ['--part', 'held-out'], []):
+        assert dml(*words, *more).returncode == 0
+    after = card.read_text(encoding='utf-8')
+    command = shlex.join(['dml', *map(str, words)])
+    assert after.replace('\n', ' ').count(f'    {command} ') == 2 and '| mrr |' not in before
+    assert after.count('| mrr |') == 2 and f'    {command} --part held-out' in after
+    card.write_text('mine')
+    run = dml(*words)
+    assert run.returncode == 0 and 'stays as it is' in run.stderr and card.read_text() == 'mine'
 
 
 def test_folder_of_pictures(tmp_path, dml):
@@ -409,9 +456,10 @@ typed = {                   # each parameter of each command, at a value that is
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
              '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
              '--epochs 6 --patience 2 --classes 5 --per-class 3 '
-             '--lr .02 --held-out .3 --seed 4 --fresh --json',
+             '--lr 0.02 --held-out 0.3 --seed 4 --device cpu --workers 2 --augment none --freeze 3 '
+             '--log wandb --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --false-accepts .3 --json',
+                '--column label=kind --images x --group folder --false-accepts 0.3 --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
     'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --html like.html --json',
@@ -443,6 +491,7 @@ def pressed(dml, tmp_path, monkeypatch):
         return dml(name, *(word for word in shlex.split(typed[name]) if word not in without))
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choices, 'check_log', lambda log: None)     # of what is not installed
     return call
 
 
@@ -493,7 +542,9 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     record = dict(best=reached, before=reached, curve=[reached])
     reading = arriving(pictures, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
+    logging = arriving(choices, 'check_log')
     assert json.loads(pressed('train').stdout) == record
+    assert logging == dict(log='wandb')
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
     assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3), group='folder')
@@ -501,7 +552,8 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
     options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
-                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True)
+                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True, device='cpu', workers=2,
+                   augment='none', freeze=3, log='wandb', command=f"dml train {typed['train']}")
     wanted = dict(options, images=shades, out=training['out'], loss=training['loss'], tell=tell)
     assert training == wanted and training['out'].resolve() == tmp_path/'out'
     said = pressed('train', '--json', '--fresh', '--grey').stdout
@@ -516,6 +568,7 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     judges = shades.subset(shades.labels != 1)
     reading = arriving(pictures, 'load_pictures', shades)
     asking = arriving(pictures, 'held_back_of', judges)
+    adding = arriving(card, 'add_evaluation')
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
@@ -526,6 +579,9 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert found['threshold']['false_accepts'] == .3
     assert load_embedder(tmp_path/'model').facts == dict(depth=3, threshold=found['threshold'])
     assert load_embedder(tmp_path/'model').sha256() == model.sha256()
+    kept = json.loads(json.dumps(adding.pop('facts')))
+    assert {name: found[name] for name in kept} == kept
+    assert adding == dict(out=Path('.'), command=f"dml evaluate {typed['evaluate']}")
     text = pressed('evaluate', '--json', '--depth', '4').stdout
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '

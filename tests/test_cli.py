@@ -26,10 +26,10 @@ from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
 from dml_nb.search import (
-    browser as pages, card, choices, everyday, export, folders, pictures)
+    browser as pages, card, choices, copies, everyday, export, folders, pictures)
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
-from dml_nb.training import create_embedder, embedding, save_embedder
+from dml_nb.training import create_embedder, embedding, load_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
 
@@ -138,8 +138,11 @@ def test_a_comparison_says_which_runs_are_of_other_code(whole, tmp_path, dml):
 @pytest.mark.long
 def test_one_seed_has_no_interval(tmp_path, dml):
     run = dml(*small, '--seeds', 1, '--out', tmp_path)
-    assert run.returncode == 0 and '± –' in run.stdout and results(tmp_path)['seed'] == 0
-    assert 'One seed, so no interval' in (tmp_path/'report.html').read_text(encoding='utf-8')
+    assert run.returncode == 0 and results(tmp_path)['seed'] == 0
+    assert 'one seed, too few to compare losses; intervals need three' in run.stdout
+    assert 'raw pixels' in run.stdout and '(' not in run.stdout
+    report = (tmp_path/'report.html').read_text(encoding='utf-8')
+    assert 'one seed, too few to compare losses; intervals need three' in report
 
 
 @pytest.mark.long
@@ -255,7 +258,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert not (tmp_path/'out').exists()
 
 
-COMMANDS = 'train evaluate embed index search browse export compare reproduce bench'.split()
+COMMANDS = 'train evaluate embed index search duplicates browse export compare reproduce bench'.split()
 
 
 @pytest.mark.parametrize('words, said', [
@@ -381,8 +384,9 @@ def test_folder_of_pictures(tmp_path, dml):
     assert is_one_line(dml(*options), 'square')
     (tmp_path/'data'/'<2>'/'broken.png').write_bytes(b'no picture')
     (tmp_path/'data'/'later').mkdir()
-    run = dml(*options, '--size', 16)
+    run = dml(*options, '--size', 16, '--body', 'small_convnet')
     assert run.returncode == 0, run.stderr
+    assert 'small_convnet from nothing, 16 × 16 pixels' in run.stdout
     empty, broken = run.stderr.splitlines()
     assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4
@@ -455,15 +459,17 @@ typed = {                   # each parameter of each command, at a value that is
              '--lr 0.02 --held-out 0.3 --seed 4 --device cpu --workers 2 --augment none --freeze 3 '
              '--log wandb --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --json',
+                '--column label=kind --images x --group folder --false-accepts 0.3 --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
     'index': 'model photos --out out --kind hnsw --fresh --add --remove --depth 4 '
              '--column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --expand 2 --rerank --html like.html --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --html like.html --json',
+    'duplicates': 'photos --out copies.csv --html copies.html --least .9 --depth 4 '
+                  '--column label=kind --images x --json',
     'browse': 'index --other older --port 1234',
     'export': 'index --onnx a.onnx --pictures x --parquet b.parquet --json',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
-               '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
+               '--body resnet18 --weights DEFAULT --size 9 --depth 2 --threads 3 --fresh --accept-other-code',
     'reproduce': '003/figure5 --scale medium --out out --workers 2 --json --accept-other-code',
     'bench': 'losses --out out --quick --threads 2 --json',
 }
@@ -572,6 +578,9 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
+    assert found['threshold']['false_accepts'] == .3
+    assert load_embedder(tmp_path/'model').facts == dict(depth=3, threshold=found['threshold'])
+    assert load_embedder(tmp_path/'model').sha256() == model.sha256()
     kept = json.loads(json.dumps(adding.pop('facts')))
     assert {name: found[name] for name in kept} == kept
     assert adding == dict(out=Path('.'), command=f"dml evaluate {typed['evaluate']}")
@@ -579,7 +588,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
                            'pictures of 4 classes\n')
-    assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+    least_found = text.partition('least found (MAP@R in %): ')[2].splitlines()[0]
+    assert len(least_found.split(',')) == 2
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
     assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
@@ -713,11 +723,32 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True)
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True,
+                             least=.4)
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'
     assert text == ['a.png', line, 'b.png', line, 'wrote like.html']
+
+
+def test_duplicates_passes_every_option_on(pressed, arriving, tmp_path):
+    (tmp_path/'photos').mkdir()
+    group = dict(files=['b.png', 'a.png'], likeness=.95)
+    answer = dict(root='photos', pictures=9, least=.9, groups=[group], rows=[],
+                  skipped={'x.png': 'x.png is none'})
+    finding = arriving(copies, 'find_duplicates', answer)
+    writing, showing = (arriving(copies, f'duplicates_{what}') for what in ('table', 'page'))
+    run = pressed('duplicates')
+    assert json.loads(run.stdout) == {name: answer[name] for name in answer if name != 'rows'}
+    assert run.stderr == 'dml: left out x.png is none\n'
+    finding.pop('tell')(3, 9)
+    assert finding == dict(data='photos', least=.9, rule=ruled(4))
+    assert writing == dict(found=answer, path=Path('copies.csv'))
+    assert showing == dict(found=answer, path=Path('copies.html'))
+    assert pressed('duplicates', '--json').stdout.splitlines() == [
+        'photos: 2 of 9 pictures have near-copies, in 1 group, by a likeness of 0.900 or more',
+        '   2  0.950  b.png, a.png', 'wrote copies.html',
+        'wrote copies.csv; next: dml evaluate MODEL copies.csv --images photos --group group']
 
 
 def test_browse_passes_every_option_on(pressed, arriving, index_folders, capsys):
@@ -748,6 +779,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
         assert (recipe.size, recipe.depth) == (9, 2) and recipe.turned == (recipe.split == 'class')
+    assert {(recipe.arch, recipe.weights, recipe.lr) for recipe in seen} == {
+        ('resnet18', 'DEFAULT', 3e-4)}
     assert {(recipe.loss, recipe.seed) for recipe in seen} == {
         ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
 

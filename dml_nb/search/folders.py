@@ -280,15 +280,21 @@ def search_folder(
     k:int=10, # answers for each
     expand:int=0, # search with the mean of a query and so many nearest pictures
     rerank:bool=False, # order answers by the neighbours that they share with the query, too
+    least:float=None, # similarity of an answer that counts; None: as the network keeps it, if at all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, a file that is a query left out. Queries that are no
-    files are called by their position, images[0].
+    files are called by their position, images[0]. Where even the nearest is below `least`, found is
+    empty and nothing_like_it=dict(nearest, least) says so.
 
     Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
     files and for what is no picture."""
     check_number('k', k, lo=1, integer=True)
     check_number('expand', expand, lo=0, integer=True)
     index, embedder, root = open_search(out)
+    if least is None:
+        least = embedder.facts.get('threshold', {}).get('similarity', -1.)
+        least = -1. if expand or rerank else least          # it was fitted without them
+    check_number('least', least, lo=-1, hi=1)
     images = [images] if is_one(images) else list(images)
     queries = [file_at(Path(image).expanduser().resolve()) if is_file(image) else image
                for image in images]
@@ -305,7 +311,11 @@ def search_folder(
             if fact is not None and str((root/fact['path']).resolve()) != query:
                 path = str(root/fact['path'])
                 found.append(dict(path=path, label=fact['label'], similarity=similarity))
-        answers.append(dict(query=query, found=found[:k]))
+        if found and found[0]['similarity'] < least:
+            nothing = dict(nearest=found[0], least=least)
+            answers.append(dict(query=query, found=[], nothing_like_it=nothing))
+        else:
+            answers.append(dict(query=query, found=found[:k]))
     return answers
 
 # %% ../../nbs/58_search.folders.ipynb #f69a9579
@@ -334,6 +344,38 @@ def check_page(
                              'is a file of another kind')
 
 
+def nothing_text(
+    answer:dict, # of `search_folder`
+) -> str: # '' where something is like it
+    nothing = answer.get('nothing_like_it')
+    return '' if nothing is None else (
+        f"nothing like it: the nearest has {nothing['nearest']['similarity']:.3f}, below "
+        f"{nothing['least']:.3f}")
+
+
+def small_figure(
+    file, # of a picture, also in a zip
+    *lines, # texts below it
+) -> str: # HTML that holds the picture itself
+    name = html.escape(Path(file).name)
+    picture = base64.b64encode(small_jpeg(file_at(file))).decode()
+    text = '<br>'.join(html.escape(line) for line in lines)
+    return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
+            f'<figcaption>{text}</figcaption></figure>')
+
+
+def write_page(
+    path,
+    title:str,
+    sections:list, # of HTML
+):
+    "A page of one file. Raises `OSError` naming one that it cannot write."
+    text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
+            f"<style>{STYLE}</style><h1>{title}</h1>{''.join(sections)}</html>")
+    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file
+
+
 def search_page(
     answers:list, # from `search_folder`
     path, # of the page
@@ -342,21 +384,12 @@ def search_page(
 
     Raises `ValueError` for a file there that is no page, `OSError` naming one it cannot write."""
     check_page(path)
-
-    def figure(file, *lines):
-        name = html.escape(Path(file).name)
-        picture = base64.b64encode(small_jpeg(file_at(file))).decode()
-        text = '<br>'.join(html.escape(line) for line in lines)
-        return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
-                f'<figcaption>{text}</figcaption></figure>')
-
     parts = []
     for answer in answers:
-        figures = [figure(answer['query'], Path(answer['query']).name)]
-        figures += [figure(found['path'], f"{found['similarity']:.3f} {found['label']}",
-                           Path(found['path']).name) for found in answer['found']]
+        figures = [small_figure(answer['query'], Path(answer['query']).name)]
+        figures += [small_figure(found['path'], f"{found['similarity']:.3f} {found['label']}",
+                                 Path(found['path']).name) for found in answer['found']]
+        if nothing := nothing_text(answer):
+            figures.append(f'<p>{nothing}</p>')
         parts.append(f"<section>{''.join(figures)}</section>")
-    text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width"><title>Similar pictures</title>'
-            f"<style>{STYLE}</style><h1>Similar pictures</h1>{''.join(parts)}</html>")
-    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file
+    write_page(path, 'Similar pictures', parts)

@@ -203,6 +203,8 @@ def meet(
 class ClassSoftmax(PairLoss):
     """Mean over items of log(1 + Σ_{c≠y} e^{s (M_c - ψ(M_y))}) with ψ(M) = M - m. References are
     proxies in the order of classes 0 to C - 1, `centers` of each (Eqs. 1, 2)"""
+    masked = 2**18           # it reads classes alone, and neither masks nor lists
+
     def __init__(
         self,
         margin:float, # m

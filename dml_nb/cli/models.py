@@ -27,7 +27,7 @@ from rich.console import Console
 
 from .. import DEFAULT_LOSS
 from .base import (
-    Columns, Depth, Group, Images, Json, app, check_above_0, check_data, check_losses,
+    Columns, Depth, Group, Images, Json, Level, Levels, MultiLabel, app, check_above_0, check_data, check_losses,
     chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar,
     stopped_writing, told_in_one_line, writable_folder)
 
@@ -159,9 +159,14 @@ def chosen_rule(
     column=(),
     images:str=None,
     group:str=None,
-) -> dict: # options of `load_pictures`: those of depth, columns, images and group that are set
+    multi_label:str=None,
+    levels:bool=False,
+    level=(),
+) -> dict: # options of `load_pictures`: those that are set
     "What decides classes and groups. Fails in one line for columns without a name."
-    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group)
+    above = level[0] if len(level) == 1 else [*level] or ('folders' if levels else None)
+    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group,
+                multi_label=multi_label, levels=above)
     return {name: value for name, value in rule.items() if value is not None}
 
 
@@ -207,6 +212,11 @@ def run_train(
     column:Columns = [],
     images:Images = None,
     group:Group = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
+    coarse:Annotated[float, typer.Option(
+        min=0, help='With levels: how much each counts, over the next finer one.')] = .2,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -234,7 +244,8 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
-        rule = chosen_rule(None if depth == 'leaf' else depth, column, images, group)
+        rule = chosen_rule(None if depth == 'leaf' else depth, column, images, group,
+                           multi_label, levels, level)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
@@ -249,6 +260,9 @@ def run_train(
         from dml_nb.search.pictures import load_pictures
         check_body(body)                                    # before any reading
         make_loss = loss_maker(loss, options)
+        if {'multi_label', 'levels'} & set(rule):
+            from dml_nb.losses.structure import check_inner
+            check_inner(make_loss(2, 8), needs_classes='levels' in rule)
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:
@@ -258,7 +272,7 @@ def run_train(
             with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
                     pictures, folder, make_loss, body, weights, dim, epochs, patience, classes,
-                    per_class, lr, held_out, seed, fresh, Teller(bar, json_))
+                    per_class, lr, held_out, seed, fresh, Teller(bar, json_), coarse)
         if json_:
             print(json.dumps(record))
             return
@@ -373,10 +387,17 @@ def labels_together(
     """Classes of two sets are the same if their names are. Warns of pictures that are in both.
     Raises `ValueError` for sets without a class in common."""
     import numpy as np
+    from dml_nb.data.images import counts_of_classes, is_sets
+    if is_sets(queries.labels) != is_sets(gallery.labels):
+        raise ValueError('--gallery: expected sets of labels in both or in neither, got one')
     names = sorted({*map(str, queries.classes), *map(str, gallery.classes)})
     place = {name: i for i, name in enumerate(names)}
 
     def renumbered(images):
+        if is_sets(images.labels):
+            table = np.zeros((len(images), len(names)), dtype=bool)
+            table[:, [place[name] for name in images.classes]] = images.labels
+            return table
         codes = np.array([*(place[str(name)] for name in images.classes), -1])
         return codes[images.labels]
 
@@ -385,7 +406,8 @@ def labels_together(
         return {str(paths[i]) for i in images.index} if len(paths) else set()
 
     labels, labels_of_gallery = renumbered(queries), renumbered(gallery)
-    if not set(labels[labels >= 0]) & set(labels_of_gallery[labels_of_gallery >= 0]):
+    present = [set(np.flatnonzero(counts_of_classes(each))) for each in (labels, labels_of_gallery)]
+    if not present[0] & present[1]:
         raise ValueError(
             f'--gallery: expected a class of the queries ({", ".join(queries.classes[:3])}, ...) '
             f'in it, got others ({", ".join(gallery.classes[:3])}, ...)')
@@ -414,6 +436,56 @@ def groups_together(
     return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
 
 
+def by_sets(z, labels, gallery=None, gallery_labels=None, groups=None, gallery_groups=None):
+    "As `evaluate`, where a picture is right that shares a label."
+    import torch
+    from dml_nb.evaluation.relevance import evaluate_relevance, shared_labels
+    shares = shared_labels(labels, gallery_labels)
+    own, others = (None if each is None else torch.as_tensor(each)
+                   for each in (groups, groups if gallery is None else gallery_groups))
+
+    def relevance(rows):
+        r = shares(rows)
+        if own is not None:
+            r[(own[rows, None] == others) & (own[rows, None] >= 0)] = torch.nan
+        return r
+
+    return evaluate_relevance(z, relevance, gallery)
+
+
+def by_levels(
+    z, # (N, D)
+    pictures, # `ImageSet` with classes above its classes
+    finest, # report of the classes themselves
+    groups,
+) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares of all
+    import numpy as np
+    from dml_nb.evaluation.retrieval import evaluate
+    names, labels = [pictures.classes, *pictures.above], pictures.level_labels()
+    reports = [finest, *(evaluate(z, y, groups=groups) for y in labels.T[1:])]
+    rows = [dict(level=level, classes=len(set(y.tolist()) - {-1}), **{
+                key: report[key] for key in ('recall@1', 'map@r')},
+                intervals={key: report.interval(key) for key in ('recall@1', 'map@r')})
+            for level, (y, report) in enumerate(zip(labels.T, reports), 1)]
+    right = np.stack([report.measure('recall@1').numpy() for report in reports])    # (L, N)
+    right = right[:, ~np.isnan(right).any(0)]
+    first = np.where(right.any(0), right.argmax(0), len(right))     # the finest that is right
+    nearest = [float((first == level).mean()) for level in range(len(right) + 1)]
+    return dict(levels=rows, nearest=nearest)
+
+
+def lines_of_levels(found:dict): # from `by_levels`, or nothing
+    for row in found.get('levels', []):
+        text = ', '.join(
+            f'{key} {100 * row[key]:.1f} ({100 * row["intervals"][key][0]:.1f} to '
+            f'{100 * row["intervals"][key][1]:.1f})' for key in ('recall@1', 'map@r'))
+        yield f"level {row['level']}, {row['classes']:,} classes: {text}"
+    if found:
+        right, *near, wrong = (f'{100 * share:.1f} %' for share in found['nearest'])
+        near = ''.join(f', {share} only on level {level}' for level, share in enumerate(near, 2))
+        yield f'the nearest is right on level 1 for {right}{near}, wrong on all for {wrong}'
+
+
 @app.command('evaluate')
 def run_evaluate(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
@@ -430,6 +502,9 @@ def run_evaluate(
     column:Columns = [],
     images:Images = None,
     group:Group = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -442,9 +517,10 @@ def run_evaluate(
     the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
-    held-out, or at other pictures."""
+    held-out, or at other pictures. With several labels a picture is right that shares one; with
+    levels each is measured, level 1 being the classes."""
     with told_in_one_line('stopped'):
-        rule = chosen_rule(depth, column, images, group)
+        rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
         model_folder(model)
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
@@ -459,8 +535,10 @@ def run_evaluate(
                 of_others, others = embedded(embedder, others)
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
-        from dml_nb.data.images import class_count
-        from dml_nb.evaluation.retrieval import evaluate as measure
+        from dml_nb.data.images import class_count, is_sets
+        from dml_nb.evaluation.relevance import per_label
+        from dml_nb.evaluation.retrieval import evaluate
+        measure = by_sets if is_sets(pictures.labels) else evaluate
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:
             if class_count(pictures) < 2:
@@ -473,10 +551,13 @@ def run_evaluate(
             report = measure(z, labels, of_others, labels_of_others, groups=groups,
                              gallery_groups=groups_of_others)
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
+        levels = {}
+        if pictures.above and gallery is None:
+            levels = by_levels(z, pictures, report, groups_together(pictures)[0])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
-        worst = report.per_class('map@r')[:classes]
-        rows = [dict(row, name=str(names[row['class']])) for row in worst]
+        worst = per_label(report, labels) if is_sets(labels) else report.per_class('map@r')
+        rows = [dict(row, name=str(names[row['class']])) for row in worst[:classes]]
         said = f'{pictures.name}, {part}: {counted(pictures)}'
         if pictures.groups is not None:
             among['groups'] = len({*pictures.groups.tolist()} - {''})
@@ -486,7 +567,7 @@ def run_evaluate(
         if json_:
             print(json.dumps(dict(
                 data=pictures.name, part=part, **among, measures=dict(report),
-                intervals=low_high, worst_classes=rows)))
+                intervals=low_high, worst_classes=rows, **levels)))
             return
         console = Console()
         console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)
@@ -496,6 +577,8 @@ def run_evaluate(
         for key, (low, high) in low_high.items():
             table.add_row(key, f'{100 * report[key]:.1f}', f'{100 * low:.1f} to {100 * high:.1f}')
         console.print(table)
+        for line in lines_of_levels(levels):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if rows:
             found = ', '.join(f"{row['name']} {100 * row['map@r']:.1f}" for row in rows)
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
@@ -514,6 +597,7 @@ def run_embed(
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
+    multi_label:MultiLabel = None,
     json_:Json = False,
 ):
     """Write embeddings with their labels into a file of arrays.
@@ -538,13 +622,17 @@ def run_embed(
             embedder = load_model(model)
             import numpy as np
             with kept_pixels(model) as kept:
-                rule = chosen_rule(depth, column, images)
+                rule = chosen_rule(depth, column, images, None, multi_label)
                 pictures = pictures_for(embedder, data, rule, 'later', kept)
                 z, pictures = embedded(embedder, pictures)
-            z = z.numpy()
-            names = np.array([*map(str, pictures.classes), ''])[pictures.labels]    # '': no label
+            z, named = z.numpy(), np.array([*map(str, pictures.classes), ''])
+            arrays = dict(features=z)
+            if pictures.labels.ndim == 2:
+                arrays |= dict(labels=pictures.labels, classes=named[:-1])
+            else:
+                arrays['labels'] = named[pictures.labels]                           # '': no label
             content = BytesIO()
-            np.savez(content, features=z, labels=names)
+            np.savez(content, **arrays)
             write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '

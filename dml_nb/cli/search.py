@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Columns, Images, Json, app, fail, no_empty_folder, progress_bar, stopped_writing,
+    Columns, Images, Json, Level, Levels, MultiLabel, app, fail, no_empty_folder, progress_bar, stopped_writing,
     told_in_one_line, writable_folder)
 from .models import (
     DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model)
@@ -38,6 +38,9 @@ def run_index(
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
     json_:Json = False,
 ):
     """Put every picture of a folder, a zip or a table into an index, to be searched.
@@ -48,7 +51,7 @@ def run_index(
     needs; an index that is there is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
-        rule = chosen_rule(depth, column, images)
+        rule = chosen_rule(depth, column, images, None, multi_label, levels, level)
         source, _, path = data.partition(':')
         place = path if source in ('folder', 'zip', 'csv') else data
         if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
@@ -76,6 +79,8 @@ def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    label:Annotated[str, typer.Option(
+        help='Only pictures that have this label, among others, or this class above theirs.')] = None,
     html:Annotated[str, typer.Option(
         help='Write a page with the pictures into this file.')] = None,
     json_:Json = False,
@@ -94,7 +99,7 @@ def run_search(
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import search_folder, search_page
-        answers = search_folder(index, images, k)
+        answers = search_folder(index, images, k, label)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:

@@ -35,6 +35,7 @@ from starlette.responses import HTMLResponse, Response
 
 from .. import DEFAULT_LOSS
 from ..data.images import small_jpeg
+from ..evaluation.relevance import per_label
 from .mistakes import Collection, numeric_settings, shown_losses, weights_of
 
 # %% ../../nbs/59_search.browser.ipynb #aba0e607
@@ -90,10 +91,11 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "The neighbours of a picture, with the word right or wrong where that is known."
+    "The neighbours of a picture, and whether they are right, on a level above, or wrong."
     found = collection.neighbours(i, k)
     return Div(*[
-        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j), cls=right)
+        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j),
+               cls=right.partition(' ')[0])
         for j, similarity, right in found], cls='grid')
 
 # %% ../../nbs/59_search.browser.ipynb #dfd86583
@@ -228,10 +230,15 @@ def which(self:Pages, request):
 @patch
 def map_json(self:Pages, request):
     seen = self.which(request)
-    names = list(self.collection.names)
-    if (self.collection.labels < 0).any():
-        names.append('')                                    # the map draws those without a class
-    return json_answer(dict(pictures=len(self.collection), names=names, dim=seen.z.shape[1]))
+    shown = self.collection
+    found = dict(pictures=len(shown), dim=seen.z.shape[1])
+    if shown.sets is None and not shown.above:
+        names = list(shown.names) + [''] * bool((shown.labels < 0).any())
+        return json_answer(found | dict(names=names))
+    names, members = zip(*shown.filters())
+    return json_answer(found | dict(
+        names=names, members=[pictures.tolist() for pictures in members],
+        base=len(shown.names) + bool((shown.labels < 0).any())))
 
 
 @patch
@@ -277,7 +284,8 @@ def of_other(self:Pages, j):
         i = place.get(self.other.paths[k])
         if i is not None:
             figures.append(figure(self.collection, i, f'{similarity:.3f} {right}',
-                                  self.other.class_name(k), cls=right))
+                                  self.other.class_name(k),
+                                  cls=right.partition(' ')[0]))
     return Div(*figures, cls='grid')
 
 # %% ../../nbs/59_search.browser.ipynb #7f3260a7
@@ -346,17 +354,26 @@ def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     if not study.finished():
         return self.waiting('Confused classes', '/classes', study)
+    if seen.sets is not None:
+        least = [([seen.names[row['class']]], [row['queries'], f"{100 * row['map@r']:.1f}"])
+                 for row in per_label(study.report, seen.sets)[:200]]
+        return self.page('Confused classes', '/classes', H2('Least found labels first'),
+                         table_of(['label'], ['pictures', 'MAP@R, %'], least))
     of_class = study.report.per_class('map@r')
     pairs = study.report.confusions(top=30)
+    one_of = {label: i for i, label in enumerate(seen.labels.tolist())}
     confused = [([seen.names[row['class']], seen.names[row['taken_for']]],
-                 [row['queries'], f"{row['share']:.2f}"]) for row in pairs]
+                 [row['queries'], f"{row['share']:.2f}"] + [
+                     seen.relation(one_of[row['class']], one_of[row['taken_for']])]
+                 * bool(seen.above)) for row in pairs]
     found = [([seen.names[row['class']]],
               [row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"])
              for row in of_class[:200]]
     return self.page(
         'Confused classes', '/classes', Div(
             Div(H2('Which is taken for which'),
-                table_of(['class', 'taken for'], ['queries', 'share'], confused)),
+                table_of(['class', 'taken for'], ['queries', 'share'] + ['is'] * bool(seen.above),
+                         confused)),
             Div(H2('Least found classes first'),
                 table_of(['class'], ['pictures', 'R@1, %', 'MAP@R, %'], found)),
             cls='two'))

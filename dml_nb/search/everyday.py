@@ -35,14 +35,16 @@ from .. import DEFAULT_LOSS
 from ..support.results import code_hash, machine, versions, write_json
 from ..support.storage import one_writer
 from ..support.validate import check_number
-from ..data.images import ImageSet
+from ..data.images import ImageSet, class_count, is_sets
 from ..data.transforms import crop_and_flip, jitter_images
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
 from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
+from ..losses.structure import Levels, Shares
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
+from ..evaluation.relevance import evaluate_relevance, shared_labels
 from ..evaluation.retrieval import evaluate
 from .pictures import hold_back
 
@@ -246,6 +248,21 @@ def loss_for(
         torch.manual_seed(seed)
         return loss(classes, dim)
 
+
+def of_structure(
+    loss:nn.Module, # from `loss_for`
+    images:ImageSet,
+    coarse:float, # weight of a level, over that of the next finer one
+) -> nn.Module:
+    "The loss on the sets or levels of the labels, if they have any. Raises as `check_inner`."
+    if isinstance(loss, (Shares, Levels)):
+        return loss
+    if is_sets(images.labels):
+        return Shares(loss)
+    if images.above:
+        return Levels(loss, [coarse**level for level in range(1 + len(images.above))])
+    return loss
+
 # %% ../../nbs/58_search.everyday.ipynb #5bf70e9d
 def careful_learner(
     train:ImageSet,
@@ -279,7 +296,9 @@ def fit_and_record(
     "Adds to the record, in place: before, curve, best, seconds, hash of the embedder, finished."
     settings = record['settings']
     if 'before' not in record:
-        before = evaluate(*learn.embed(), ks=(1,))
+        z, labels = learn.embed()
+        before = (evaluate_relevance(z, shared_labels(labels), ks=(1,)) if is_sets(labels)
+                  else evaluate(z, labels, ks=(1,)))
         record['before'] = {key: before[key] for key in ('recall@1', 'map@r')}
         write_record(path, record)
     start = time.perf_counter()
@@ -309,22 +328,27 @@ def train_embedder(
     seed:int=0, # of what is held back, new weights and batches
     fresh:bool=False, # begin anew although the folder holds a training
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'
+    coarse:float=.2, # weight of each level of classes over that of the next finer one
 ) -> dict: # settings, curve, before, best, seconds, embedder, finished: as in `training.json`
     """Train, judge by held-back classes, keep the best in `out/embedder`, go on after a stop.
+
+    With sets of labels the loss is given as `Shares`, with classes above the classes as `Levels`.
 
     Raises `ValueError` for data that cannot be trained on and for a folder with another training
     or without the network of a finished one, `OSError` for weights or files that cannot be had and
     for a folder that another process is writing."""
     check_number('lr', 1. if lr is None else lr, above=0)
+    check_number('coarse', coarse, lo=0)
     out = Path(out).expanduser()
     train, valid, how = hold_back(images, held_out, seed)
-    known = len(np.unique(train.labels[train.labels >= 0]))
+    known = class_count(train)
     arch, weights = usual_network(images, body, weights)
     lr = (3e-3 if weights is None else 3e-4) if lr is None else lr
     embedder = new_embedder(images, arch, weights, dim, seed)
-    loss = loss_for(loss, known, embedder.dim, seed)
+    loss = of_structure(loss_for(loss, known, embedder.dim, seed), images, coarse)
     data = dict(name=images.name, sha256=images.sha256())
-    rule = {name: getattr(images, name) for name in ('depth', 'columns', 'group')
+    rule = {name: getattr(images, name)
+            for name in ('depth', 'columns', 'group', 'multi_label', 'levels')
             if getattr(images, name) is not None}
     settings = dict(
         data=data, **rule, loss=loss_text(loss), body=arch,

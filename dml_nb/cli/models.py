@@ -461,7 +461,7 @@ def by_levels(
 ) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares of all
     import numpy as np
     from dml_nb.evaluation.retrieval import evaluate
-    names, labels = [pictures.classes, *pictures.above], pictures.level_labels()
+    labels = pictures.level_labels()
     reports = [finest, *(evaluate(z, y, groups=groups) for y in labels.T[1:])]
     rows = [dict(level=level, classes=len(set(y.tolist()) - {-1}), **{
                 key: report[key] for key in ('recall@1', 'map@r')},

@@ -59,7 +59,8 @@ def split_by_class(
 ) -> tuple: # (train, test): sorted int64 indices whose labels share no value
     """Hold back whole classes.
 
-    Raises ValueError for sets of labels, whose pictures no class divides, and if a training class is absent or nothing is left on one side."""
+    Raises ValueError for sets of labels, whose pictures no class divides, and if a training class is
+    absent or nothing is left on one side."""
     sets, labels = sets_and_classes(labels)
     if sets is not None:
         raise ValueError('labels: expected one class for each picture, got sets, and what is held '

@@ -404,13 +404,17 @@ def train_words(drawings, out, *more):
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
              '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
+             '--multi-label="|" --levels --level=genus --coarse .3 '
              '--epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr .02 --held-out .3 --seed 4 --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --json',
-    'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
-    'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --html like.html --json',
+                '--column label=kind --images x --group folder --multi-label="|" --levels '
+                '--level=genus --json',
+    'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x '
+             '--multi-label="|" --json',
+    'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x '
+             '--multi-label="|" --levels --level=genus --json',
+    'search': 'index a.png b.png -k 3 --label wren --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
@@ -487,7 +491,10 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     record = dict(best=reached, before=reached, curve=[reached])
     reading = arriving(pictures, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
-    assert json.loads(pressed('train').stdout) == record
+    structure = '--multi-label=|', '--levels', '--level=genus'      # no proxies with these
+    refused = pressed('train')
+    assert refused.returncode == 2 and 'make one for each' in refused.stderr
+    assert json.loads(pressed('train', *structure).stdout) == record
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
     assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3), group='folder')
@@ -495,10 +502,10 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
     options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
-                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True)
+                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True, coarse=.3)
     wanted = dict(options, images=shades, out=training['out'], loss=training['loss'], tell=tell)
     assert training == wanted and training['out'].resolve() == tmp_path/'out'
-    said = pressed('train', '--json', '--fresh', '--grey').stdout
+    said = pressed('train', '--json', '--fresh', '--grey', *structure).stdout
     assert not training['fresh'] and not training['tell'].quiet and reading['mode'] is None
     assert not training['tell'].bar.console.stderr
     assert 'stopped after epoch 1: no better result for 2' in said
@@ -513,7 +520,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
-    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label='|', levels='genus'),
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
@@ -524,7 +532,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label='|', levels='genus'),
                            on_error='skip', group='folder')
     assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
 
@@ -550,7 +559,8 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
     found = json.loads(pressed('embed').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label='|'),
                            on_error='later')
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
@@ -570,7 +580,7 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
-    assert making == dict(folder='photos', kind='hnsw', **ruled(4))
+    assert making == dict(folder='photos', kind='hnsw', **ruled(4, multi_label='|', levels='genus'))
     text = pressed('index', '--json').stdout
     assert text == '9 pictures are in out, 1 left out; next: dml search out \'photos/a b.png\'\n'
 
@@ -591,7 +601,7 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3)
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, label='wren')
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

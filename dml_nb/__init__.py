@@ -67,11 +67,15 @@ Modules:
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives
 - `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
+- `dml_nb.search.card`: README.md and curves.png beside a model: what it was trained on, how, and how good it is.
+- `dml_nb.search.choices`: The device, what is done to pictures, what learns from when on, and where a log is written.
 - `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
+- `dml_nb.search.pages`: Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
 - `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
+- `dml_nb.search.refine`: Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
 - `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
 - `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
 - `dml_nb.support.validate`: One form of message for every argument that does not fit
@@ -79,7 +83,7 @@ Modules:
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.
-- `dml_nb.training.features`: What a frozen body sees is computed once; a trained embedder is saved without code.
+- `dml_nb.training.features`: What is frozen is computed once; a trained embedder is saved without code.
 - `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch.

@@ -19,7 +19,6 @@ from numbers import Integral
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 
 # %% ../nbs/03_core.ipynb #883d32a9
 inf, nan = float('inf'), float('nan')
@@ -42,7 +41,7 @@ def unit_rows(
         scale = z.detach().abs().amax(-1, keepdim=True).clamp(min=smallest)   # (B, 1)
         z, smallest = z / scale, .99
     norm = torch.linalg.vector_norm(z, dim=-1, keepdim=True, dtype=torch.float64)
-    inverse = threshold(norm, smallest, inf).reciprocal().to(z.dtype)         # NaN in a NaN row
+    inverse = torch.threshold(norm, smallest, inf).reciprocal().to(z.dtype)         # NaN in a NaN row
     return z * inverse, inverse / scale if z.dtype == torch.float64 else inverse
 
 # %% ../nbs/03_core.ipynb #98c74b5c
@@ -185,28 +184,28 @@ def places_of_classes(
     return torch.where((y >= 0) & (known[place] == y), place, -1)
 
 # %% ../nbs/03_core.ipynb #729c0644
-_fast_modes = [mode for mode in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-               if hasattr(mode, 'fp32_precision')]
-_users = {'inside': 0, 'before': None, 'lock': threading.Lock()}
+class FullPrecision:
+    "A mode of products that the first one in sets and the last one out puts back"
+    def __init__(self, mode):
+        self.mode, self.inside, self.lock = mode, 0, threading.Lock()
+
+    def __enter__(self):
+        with self.lock:
+            if self.inside == 0:
+                self.before = self.mode.fp32_precision
+                self.mode.fp32_precision = 'ieee'
+            self.inside += 1
+
+    def __exit__(self, *error):
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.mode.fp32_precision = self.before
 
 
-def _enter_full_precision():
-    "The first one in remembers the modes and sets them."
-    with _users['lock']:
-        if _users['inside'] == 0:
-            _users['before'] = [mode.fp32_precision for mode in _fast_modes]
-            for mode in _fast_modes:
-                mode.fp32_precision = 'ieee'
-        _users['inside'] += 1
-
-
-def _leave_full_precision():
-    "The last one out puts them back."
-    with _users['lock']:
-        _users['inside'] -= 1
-        if _users['inside'] == 0:
-            for mode, before in zip(_fast_modes, _users['before']):
-                mode.fp32_precision = before
+_modes = dict(cuda=torch.backends.cuda.matmul, cpu=torch.backends.mkldnn.matmul)
+_full_precision = {device: FullPrecision(mode) for device, mode in _modes.items()
+                   if hasattr(mode, 'fp32_precision')}
 
 
 @contextmanager
@@ -214,17 +213,14 @@ def full_precision(
     device:torch.device, # where the products run
 ):
     """Inside, products of float32 matrices are exact to float32 (no TF32, no bfloat16 passes) and
-    autocast is off. Threads may be inside together: the modes return with the last one."""
+    autocast is off. Threads may be inside together: the mode returns with the last one."""
     has_autocast = device.type != 'meta' and torch.is_autocast_enabled(device.type)
     with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext():
         if torch.compiler.is_compiling():   # a graph cannot switch global flags: see `product`
             yield
             return
-        _enter_full_precision()
-        try:
+        with _full_precision.get(device.type, nullcontext()):
             yield
-        finally:
-            _leave_full_precision()
 
 # %% ../nbs/03_core.ipynb #d3103f70
 @torch.library.custom_op('dml_nb::product', mutates_args=())

@@ -106,6 +106,7 @@ class PairLoss(nn.Module):
     opaque = False           # under `torch.compile`: one operator instead of a traced formula
     extends_rows = False     # whether it puts columns of its own into S, which no other shares
     reads_counts = False     # whether the host must know how many positives an anchor has
+    symmetric = False        # whether W of labels alone is its own transpose
     masked = 2**14           # pairs up to which masks of them are cheaper than lists, on a CPU
     reductions = 'mean',     # what `reduction` may be, beside 'none'
 
@@ -210,7 +211,12 @@ def forward(
     """The loss (Eq. 1), differentiable once. Index tuples may also stand third, where
     pytorch-metric-learning's trainers put them. Raises TypeError or ValueError for what cannot be
     a batch."""
-    z, ref, batch = check_operands(self, z, labels, ref, ref_labels, self_index, tuples)
+    return self.of_batch(*check_operands(self, z, labels, ref, ref_labels, self_index, tuples))
+
+
+@patch
+def of_batch(self:PairLoss, z, ref, batch):
+    "The same of checked operands and their table of pairs."
     to_z = torch.is_grad_enabled() and z.requires_grad
     to_ref = torch.is_grad_enabled() and ref is not None and ref.requires_grad
     with torch.no_grad(), full_precision(z.device):

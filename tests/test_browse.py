@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
+from dml_nb.data import load_data
 from dml_nb.search import browse
 from dml_nb.search.browser import create_app
 from dml_nb.search.mistakes import Collection
@@ -70,7 +71,7 @@ def address(folders):
 
 
 @pytest.fixture(scope='module')
-def crowd(tmp_path_factory):
+def crowd_index(tmp_path_factory):
     "120 pictures in 30 classes of long names, each class taken for the next one"
     root = tmp_path_factory.mktemp('crowd')
     names = [f'{i:03}.Yellow_headed_Blackbird of the {"Plains" * (1 + i % 4)}' for i in range(30)]
@@ -87,7 +88,12 @@ def crowd(tmp_path_factory):
     index.add(torch.tensor(z).float(), metadata=known)
     index._pictures = dict(root=str(root/'pictures'))
     index.save(root/'out')
-    with served(root/'out') as at:
+    return root/'out'
+
+
+@pytest.fixture(scope='module')
+def crowd(crowd_index):
+    with served(crowd_index) as at:
         yield at
 
 
@@ -387,39 +393,92 @@ def hues_of(tab):
     }"""))
 
 
+def hue_of(tab, c):
+    "Of a class by itself, as `hues_of` counts them"
+    return round(tab.evaluate(f'hue({c})') / 10) % 36 * 10
+
+
+def test_like_classes_have_like_colours(tab, crowd):
+    "The classes of the crowd lie on a circle, one after the other"
+    open_map(tab, crowd)
+    hues = np.array(tab.evaluate('hues'))
+    steps = np.abs(np.diff(hues))
+    assert len(hues) == 30 and np.allclose(np.minimum(steps, 360 - steps), 12)
+    dots = tab.locator('#legend .dot').evaluate_all(
+        'all => all.map(dot => getComputedStyle(dot).backgroundColor)')
+    assert len(set(dots)) == 30
+
+
+def test_a_class_is_found_by_its_name(tab, crowd):
+    open_map(tab, crowd)
+    shown = tab.locator('#legend button:visible')
+    tab.fill('#narrow', 'BLACKBIRD 02')
+    assert shown.all_inner_texts() == [name for name in tab.evaluate('names') if '02' in name]
+    assert 10 <= shown.count() < 30
+    tab.fill('#narrow', '007')
+    tab.keyboard.press('Enter')
+    assert shown.count() == 1 and hues_of(tab) == {hue_of(tab, 7)}
+    tab.fill('#narrow', '')
+    assert shown.count() == 30 and tab.locator('#legend [aria-pressed=true]').count() == 1
+    tab.fill('input[name=q]', 'plainsplains 1422')
+    tab.keyboard.press('Enter')
+    tab.wait_for_url(re.compile('/find'))
+    wanted = sum('PlainsPlains' in name for name in [f'{"Plains" * (1 + i % 4)}' for i in range(30)])
+    assert tab.locator('h2').all_inner_texts() == ['0 classes', f'{4 * wanted} pictures']
+    tab.fill('input[name=q]', '007')
+    tab.keyboard.press('Enter')
+    tab.wait_for_selector('text=1 classes')
+    tab.click('main a[href^="/class/"]')
+    tab.wait_for_url(re.compile('/class/7'))
+    assert tab.locator('figure').count() == 4
+
+
+def test_points_become_pictures_where_it_is_zoomed_in(tab, crowd):
+    open_map(tab, crowd)
+    drawn = "[...thumbs.values()].filter(img => img.complete && img.naturalWidth).length"
+    assert tab.evaluate('thumbs.size') == 0
+    tab.evaluate('zoom(3, px(11), py(11))')
+    tab.wait_for_function(f'{drawn} > 0 && {drawn} === thumbs.size')
+    squares = tab.evaluate('''uncovered(visible()).map(i => [xy[2 * i], xy[2 * i + 1]].map(
+        x => Math.floor(x * place.side * view.s / 46)).join())''')
+    assert len(squares) == len(set(squares)) > 1
+
+
 def test_a_class_comes_forward(tab, crowd):
     open_map(tab, crowd)
     classes, kept = tab.locator('#legend button'), tab.locator('#legend [aria-pressed=true]')
     assert classes.count() == 30 and len(hues_of(tab)) > 12
     classes.nth(3).hover()
-    assert hues_of(tab) == {50} and kept.count() == 0       # 3 × 137.508° is 53° and a whole turn
+    own = hue_of(tab, 3)
+    assert hues_of(tab) == {own} and kept.count() == 0
     tab.mouse.move(1, 1)
     assert len(hues_of(tab)) > 12
     classes.nth(3).click()
-    classes.nth(24).click()                                 # 60° by itself
+    classes.nth(4).click()                                  # too like it by itself
     tab.mouse.move(1, 1)
     shown = hues_of(tab)
-    assert len(shown) == 2 and 50 in shown and max(shown) - min(shown) >= 45
+    between = max(shown) - min(shown)
+    assert len(shown) == 2 and own in shown and 40 <= between <= 320
     assert kept.count() == 2
     assert tab.locator('#kept').inner_text() == '2 of 30 classes kept in front'
-    classes.nth(24).click()
+    classes.nth(4).click()
     tab.mouse.move(1, 1)
-    assert hues_of(tab) == {50} and kept.count() == 1
+    assert hues_of(tab) == {own} and kept.count() == 1
     tab.click('#release')
     assert len(hues_of(tab)) > 12 and kept.count() == 0
 
 
 def test_a_class_comes_forward_by_keys(tab, crowd):
     open_map(tab, crowd)
-    tab.focus('#map')
+    tab.focus('#narrow')
     tab.keyboard.press('Tab')
-    assert hues_of(tab) == {0}
+    assert hues_of(tab) == {hue_of(tab, 0)}
     for _ in range(3):
         tab.keyboard.press('ArrowRight')
-    assert hues_of(tab) == {50}
+    assert hues_of(tab) == {hue_of(tab, 3)}
     tab.keyboard.press('Space')
     tab.keyboard.press('Shift+Tab')
-    assert hues_of(tab) == {50}
+    assert hues_of(tab) == {hue_of(tab, 3)}
     tab.focus('#map')
     tab.keyboard.press('Escape')
     assert len(hues_of(tab)) > 12
@@ -506,6 +565,51 @@ def test_mistakes(tab, address):
     tab.goto(f'{address}/nowhere')
     tab.click('text=back to the map')
     tab.wait_for_selector('#map[data-ready=this]')
+
+
+def test_a_row_of_a_table_leads_to_its_pictures(tab, crowd):
+    settled(tab, f'{crowd}/classes')
+    row = tab.locator('table').first.locator('tbody tr').first
+    name, other = row.locator('td').nth(0).inner_text(), row.locator('td').nth(1).inner_text()
+    queries = row.locator('td').nth(2).inner_text()
+    row.locator('td').nth(2).locator('a').click()
+    tab.wait_for_url(re.compile('/class/'))
+    assert tab.locator('h1').inner_text() == f'{name}, taken for {other}'
+    assert tab.locator('figure').count() == int(queries) > 0
+    tab.go_back()
+    tab.locator('table').nth(1).locator('tbody a').first.click()
+    assert tab.locator('figure').count() == 4
+
+
+def test_a_doubtful_label_is_corrected_and_comes_as_a_table(
+        tab, crowd, crowd_index, tmp_path):
+    settled(tab, f'{crowd}/labels')
+    first, second = tab.locator('figure').nth(0), tab.locator('figure').nth(1)
+    paths = [each.locator('input').get_attribute('data-path') for each in (first, second)]
+    first.locator('button').click()
+    second.locator('input').fill('a new, "class"')
+    second.locator('input').press('Tab')
+    assert tab.locator('#said').inner_text() == '2 labels are corrected'
+    tab.reload()                                        # they are still there
+    like = first.locator('input').input_value()
+    assert like and second.locator('input').input_value() == 'a new, "class"'
+    with tab.expect_download() as coming:
+        tab.click('#export')
+    coming.value.save_as(tmp_path/'labels.csv')
+    known = Collection(crowd_index)
+    images = load_data(f"csv:{tmp_path/'labels.csv'}", images=known.root, size=8)
+    labels = {path: images.classes[c] for path, c in zip(images.source.paths, images.labels)}
+    changed = {path: label for path, label in labels.items()
+               if label != known.class_name(known.paths.index(str(path).rpartition('pictures/')[2]))}
+    assert {str(path).rpartition('pictures/')[2]: label for path, label in changed.items()} == {
+        paths[0]: like, paths[1]: 'a new, "class"'}
+    tab.click('#forget')
+    assert tab.locator('#said').inner_text() == '0 labels are corrected'
+
+
+def test_every_view_says_why_it_is_worth_a_look(client):
+    for address in ('/', '/worst', '/classes', '/labels', '/weights', '/compare'):
+        assert settled_text(client, address).count('class="why"') == 1, address
 
 
 def test_every_number_of_a_table_is_seen(tab, crowd):

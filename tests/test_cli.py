@@ -25,7 +25,7 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, everyday, folders, pictures
+from dml_nb.search import browser as pages, card, choices, everyday, folders, pictures
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
 from dml_nb.training import create_embedder, embedding, save_embedder
@@ -308,6 +308,11 @@ wrong = {
     'value': (['--set', 'temperature=two'], '--set: ', 'got temperature=two', 'above 0'),
     'name': (['--loss', 'circel'], 'dml: --loss: expected a known name, got circel; did you mean circle? Known are'),
     'body': (['--body', 'resnet17'], "got 'resnet17'; like it are resnet1", 'embedding.html'),
+    'device': (['--device', 'gpu'], "device: expected cpu, cuda, cuda:1 or mps, got 'gpu'"),
+    'augmentation': (['--augment', 'wild'], 'augment: expected', "got 'wild'"),
+    'log': (['--log', 'tensorbord'], 'log: expected', "got 'tensorbord'"),
+    'workers': (['--workers', '-1'], '--workers'),
+    'frozen': (['--freeze', '1.5'], '--freeze'),
     'no file of losses': (['--loss', 'my_loses.py:Mine'], 'my_loses.py:Mine', 'there is no file'),
     'no loss in a file': (['--loss', f'{__file__}:Mine'], 'it has none'),
 }
@@ -319,6 +324,47 @@ def test_an_option_is_judged_before_pictures_are_read(mistake, tmp_path, dml):
     (tmp_path/'empty').mkdir()
     is_one_line(dml('train', tmp_path/'empty', '--out', tmp_path/'out', *options), *words)
     assert not (tmp_path/'out').exists()
+
+
+@pytest.mark.parametrize('name', ['tensorboard', 'wandb'])
+def test_a_log_that_is_not_installed_is_said_before_pictures_are_read(
+        name, tmp_path, dml, monkeypatch):
+    for module in [name, f'fastai.callback.{name}']:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, name, None)            # as where it is not installed
+    (tmp_path/'empty').mkdir()
+    run = dml('train', tmp_path/'empty', '--out', tmp_path/'out', '--log', name)
+    is_one_line(run, f'log: expected {name} to be installed', f'; pip install {name}')
+    assert not (tmp_path/'out').exists()
+
+
+def test_without_a_terminal_each_epoch_is_a_line_and_nothing_else(drawings, tmp_path):
+    "Also where a CI asks for colours, which makes rich believe in a terminal"
+    words = map(str, train_words(drawings, tmp_path/'model', '--epochs', 3))
+    run = subprocess.run(
+        [sys.executable, '-c', 'from dml_nb.cli import main; main()', *words], capture_output=True,
+        text=True, env=os.environ | dict(FORCE_COLOR='1'), timeout=against_hanging)
+    assert run.returncode == 0, run.stderr
+    begun, *epochs, best, where = run.stdout.splitlines()
+    assert 'judge it' in begun and best.startswith('best after') and where.startswith('the model is')
+    assert [line[:13] for line in epochs] == [f'epoch  {i} of 3' for i in (1, 2, 3)]
+    assert not {'\r', '\x1b'} & set(run.stdout + run.stderr) and '━' not in run.stdout + run.stderr
+
+
+def test_what_evaluate_measures_stands_on_the_card(drawings, tmp_path, dml):
+    assert dml(*train_words(drawings, tmp_path/'model', '--epochs', 1)).returncode == 0
+    card = tmp_path/'model'/'README.md'
+    before = card.read_text(encoding='utf-8')
+    words = ['evaluate', tmp_path/'model', drawings]
+    for more in ([], ['--part', 'held-out'], []):
+        assert dml(*words, *more).returncode == 0
+    after = card.read_text(encoding='utf-8')
+    command = shlex.join(['dml', *map(str, words)])
+    assert after.replace('\n', ' ').count(f'    {command} ') == 2 and '| mrr |' not in before
+    assert after.count('| mrr |') == 2 and f'    {command} --part held-out' in after
+    card.write_text('mine')
+    run = dml(*words)
+    assert run.returncode == 0 and 'stays as it is' in run.stderr and card.read_text() == 'mine'
 
 
 def test_folder_of_pictures(tmp_path, dml):
@@ -404,17 +450,18 @@ def train_words(drawings, out, *more):
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
              '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
-             '--multi-label="|" --levels --level=genus --coarse .3 '
+             '--multi-label , --levels --level genus --coarse 0.3 '
              '--epochs 6 --patience 2 --classes 5 --per-class 3 '
-             '--lr .02 --held-out .3 --seed 4 --fresh --json',
+             '--lr 0.02 --held-out 0.3 --seed 4 --device cpu --workers 2 --augment none --freeze 3 '
+             '--log wandb --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --multi-label="|" --levels '
-                '--level=genus --json',
+                '--column label=kind --images x --group folder --multi-label , --levels '
+                '--level genus --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x '
-             '--multi-label="|" --json',
+             '--multi-label , --json',
     'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x '
-             '--multi-label="|" --levels --level=genus --json',
-    'search': 'index a.png b.png -k 3 --label wren --html like.html --json',
+             '--multi-label , --levels --level genus --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --label wren --html like.html --json',
     'browse': 'index --other older --port 1234',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
                '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
@@ -441,6 +488,7 @@ def pressed(dml, tmp_path, monkeypatch):
         return dml(name, *(word for word in shlex.split(typed[name]) if word not in without))
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choices, 'check_log', lambda log: None)     # of what is not installed
     return call
 
 
@@ -491,10 +539,12 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     record = dict(best=reached, before=reached, curve=[reached])
     reading = arriving(pictures, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
-    structure = '--multi-label=|', '--levels', '--level=genus'      # no proxies with these
+    structure = '--multi-label , --levels --level genus'.split()     # no proxies with these
     refused = pressed('train')
     assert refused.returncode == 2 and 'make one for each' in refused.stderr
+    logging = arriving(choices, 'check_log')
     assert json.loads(pressed('train', *structure).stdout) == record
+    assert logging == dict(log='wandb')
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
     assert reading == dict(data='digits', size=20, mode='L', rule=ruled(3), group='folder')
@@ -502,7 +552,9 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert loss.alpha == 16 and loss.weight.shape == (5, 7)
     assert tell.quiet and tell.bar.console.stderr
     options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
-                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True, coarse=.3)
+                   per_class=3, lr=.02, held_out=.3, seed=4, fresh=True, device='cpu', workers=2,
+                   augment='none', freeze=3, log='wandb', coarse=.3,
+                   command='dml train ' + typed['train'].replace(f"{' '.join(structure)} ", ''))
     wanted = dict(options, images=shades, out=training['out'], loss=training['loss'], tell=tell)
     assert training == wanted and training['out'].resolve() == tmp_path/'out'
     said = pressed('train', '--json', '--fresh', '--grey', *structure).stdout
@@ -517,14 +569,18 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     judges = shades.subset(shades.labels != 1)
     reading = arriving(pictures, 'load_pictures', shades)
     asking = arriving(pictures, 'held_back_of', judges)
+    adding = arriving(card, 'add_evaluation')
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
     assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L',
-                           rule=ruled(4, multi_label='|', levels='genus'),
+                           rule=ruled(4, multi_label=',', levels='genus'),
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
+    kept = json.loads(json.dumps(adding.pop('facts')))
+    assert {name: found[name] for name in kept} == kept
+    assert adding == dict(out=Path('.'), command=f"dml evaluate {typed['evaluate']}")
     text = pressed('evaluate', '--json', '--depth', '4').stdout
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
@@ -533,7 +589,7 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
     assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
-                           rule=ruled(4, multi_label='|', levels='genus'),
+                           rule=ruled(4, multi_label=',', levels='genus'),
                            on_error='skip', group='folder')
     assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
 
@@ -560,7 +616,7 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
     assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
-                           rule=ruled(4, multi_label='|'),
+                           rule=ruled(4, multi_label=','),
                            on_error='later')
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
@@ -580,7 +636,7 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
-    assert making == dict(folder='photos', kind='hnsw', **ruled(4, multi_label='|', levels='genus'))
+    assert making == dict(folder='photos', kind='hnsw', **ruled(4, multi_label=',', levels='genus'))
     text = pressed('index', '--json').stdout
     assert text == '9 pictures are in out, 1 left out; next: dml search out \'photos/a b.png\'\n'
 
@@ -601,7 +657,8 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     searching = arriving(folders, 'search_folder', answers)
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
-    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, label='wren')
+    assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True,
+                             label='wren')
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

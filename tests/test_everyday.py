@@ -13,15 +13,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fastai.callback.core import Callback
+from fastai.learner import Recorder
 from PIL import Image
 
 from dml_nb.support import storage
-from dml_nb.search import everyday, folders
+from dml_nb.search import choices, everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
 from dml_nb.data.pixels import KeptPixels
+from dml_nb.data.transforms import shift_images
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
+from dml_nb.search.card import add_evaluation
 from dml_nb.search.everyday import careful_learner
 from dml_nb.search.folders import embed_readable, search_page
 from dml_nb.search.pictures import held_back_of, hold_back
@@ -180,11 +184,31 @@ def learners(monkeypatch):
     return found
 
 
+@pytest.fixture
+def logs(monkeypatch):
+    "The logs that are begun, in the place of fastai's for TensorBoard, which is not installed"
+    class TensorBoardCallback(Callback):
+        order = Recorder.order + 1
+
+        def __init__(self, log_dir, trace_model, log_preds):
+            self.log_dir, self.others, self.found = log_dir, (trace_model, log_preds), []
+            self.writer = SimpleNamespace(close=lambda: self.found.append('closed'))
+            begun.append(self)
+
+        def after_batch(self):
+            if self.training:
+                self.found.append((self.train_iter, float(self.smooth_loss)))
+
+    begun, name = [], 'fastai.callback.tensorboard'
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(TensorBoardCallback=TensorBoardCallback))
+    return begun
+
+
 def one_of(callbacks, kind):
     return next(callback for callback in callbacks if type(callback) is kind)
 
 
-def test_every_setting_reaches_the_training(folder, tmp_path, learners):
+def test_every_setting_reaches_the_training(folder, tmp_path, learners, logs):
     "On the first call, and on the one that goes on after a stop"
     def tell(what, facts):
         said.append((what, facts))
@@ -198,7 +222,8 @@ def test_every_setting_reaches_the_training(folder, tmp_path, learners):
     settings = all_of(
         train_embedder, images=images, out=tmp_path, loss=loss, body='lenet', weights='none',
         dim=7, epochs=5, patience=6, classes=2, per_class=2, lr=.02, held_out=.4, seed=5,
-        fresh=True, tell=tell, coarse=.3)
+        fresh=True, device='cpu', workers=1, augment='shift', freeze=2, log='tensorboard',
+        command='dml train photos', tell=tell, coarse=.3)
     with pytest.raises(KeyboardInterrupt):
         train_embedder(**settings)
     record = train_embedder(**settings | dict(fresh=False))
@@ -219,14 +244,21 @@ def test_every_setting_reaches_the_training(folder, tmp_path, learners):
         assert learn.model.config == embedder.config and learn.loss_func.alpha == 16
         assert found.fit == (5, .02) and found.seed == 5
         assert one_of(learn.cbs, everyday.StopEarly).patience == 6
+        assert one_of(learn.cbs, choices.FreezeBody).epochs == 2
+        assert dls.train.augment.func is shift_images and dls.train.augment.keywords == dict(pixels=1)
+        assert dls.device == torch.device('cpu')
+        assert [dl.fake_l.num_workers for dl in dls.loaders] == [1, 1]
         facts = one_of(learn.cbs, everyday.KeepBest).facts
         assert facts['data'] == data and facts['held_back'] == 'class' and '16' in facts['loss']
     begun = [facts for what, facts in said if what == 'begin']
     assert len(begun) == 2 and begun[0] == begun[1]
     assert begun[0].items() >= dict(train=30, known=6, valid=20).items()
     named = dict(body='lenet', weights=None, dim=7, epochs=5, patience=6, classes=2, per_class=2,
-                 lr=.02, held_out=.4, held_back='class', seed=5, data=data)
+                 lr=.02, held_out=.4, held_back='class', seed=5, data=data, device='cpu', workers=1,
+                 augment='shift', freeze=2)
     assert record['settings'].items() >= named.items() and record['finished']
+    assert [log.log_dir for log in logs] == [tmp_path/'logs'] * 2
+    assert 'dml train photos' in (tmp_path/'README.md').read_text()
     later = [facts['done'] for what, facts in said[32:] if what == 'batch']
     assert later == [step / 9 for step in range(26, 46)]    # it went on, nine steps an epoch
     kept = load_embedder(tmp_path/'embedder')
@@ -258,15 +290,144 @@ def test_weights_and_dimension_reach_the_network(
     assert (begun['weights'], begun['lr']) == (given, lr)
 
 
+@pytest.fixture(scope='module')
+def small(tmp_path_factory, folder):
+    "What all trainings below share, and one of them that was never stopped"
+    settings = dict(images=load_pictures(folder, (12, 12)), body='lenet', weights='none', epochs=3,
+                    classes=2, per_class=2, freeze=1)
+    out = tmp_path_factory.mktemp('whole')
+    return settings, out, train_embedder(**settings, out=out)
+
+
+def stop_in_second(what, facts):
+    if what == 'batch' and facts['done'] > 1.5:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize('now', [dict(), dict(workers=2), dict(device='cpu')])
+def test_a_stopped_training_goes_on_with_other_workers_and_device(now, small, tmp_path):
+    settings, whole, record = small
+    with pytest.raises(KeyboardInterrupt):
+        train_embedder(**settings, out=tmp_path, tell=stop_in_second)
+    again = train_embedder(**settings, out=tmp_path, **now)
+    assert again['curve'] == record['curve'] and again['embedder'] == record['embedder']
+    assert again['settings'] == record['settings'] | now
+    assert (tmp_path/'curves.png').read_bytes() == (whole/'curves.png').read_bytes()
+
+
+@pytest.mark.parametrize('now, said', [
+    (dict(augment='none'), "augment 'auto' there, 'none' now"), (dict(freeze=2), 'freeze 1 there, 2'),
+    (dict(freeze=0), 'freeze 1 there, 0 now')])
+def test_another_augmentation_or_freezing_is_another_training(now, said, small, tmp_path):
+    settings, whole, _ = small
+    with pytest.raises(ValueError, match=said):
+        train_embedder(**settings | now, out=whole)
+
+
+def test_a_record_of_before_there_were_these_settings_goes_on(small, tmp_path):
+    settings, whole, record = small
+    settings = settings | dict(freeze=0, out=tmp_path)
+    record = train_embedder(**settings)
+    for name in ('augment', 'freeze', 'workers'):
+        del record['settings'][name]
+    (tmp_path/'training.json').write_text(json.dumps(record))
+    assert train_embedder(**settings) == record
+
+
+@pytest.mark.parametrize('wrong, said', [
+    (dict(device='gpu'), "device: expected cpu, cuda, cuda:1 or mps, got 'gpu'"),
+    (dict(workers=-1), 'workers: expected an integer from 0 up'),
+    (dict(augment='flip'), "augment: expected 'auto' or 'none' for vectors, got 'flip'"),
+    (dict(augment='wild'), "augment: expected 'auto' or"), (dict(freeze=1.5), 'freeze: expected an'),
+    (dict(freeze=1), r'freeze: expected 0 for a body that has nothing to learn \(identity\), got 1'),
+    (dict(log='wand'), "log: expected 'tensorboard' or 'wandb'")])
+def test_a_wrong_setting_is_said_before_anything_is_written(wrong, said, vectors, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        train_embedder(vectors, tmp_path/'out', **wrong)
+    assert not (tmp_path/'out').exists()
+
+
+def test_a_frozen_body_is_as_it_came_and_has_a_head(folder, tmp_path, monkeypatch):
+    "Also where weights would make the features the embedding"
+    torch.save(create_embedder('lenet', 7, 3, 12, 3).body.state_dict(), tmp_path/'lenet.pth')
+    images = load_pictures(folder, (12, 12))
+    given = dict(body='lenet', weights=str(tmp_path/'lenet.pth'), epochs=2, classes=2, per_class=2)
+    train_embedder(images, tmp_path/'model', **given, freeze=2)
+    kept = load_embedder(tmp_path/'model'/'embedder')
+    before = everyday.new_embedder(images, 'lenet', given['weights'], freeze=2)
+    assert kept.dim == before.dim == 128
+    for name, value in before.state_dict().items():
+        assert torch.equal(value, kept.state_dict()[name]) == name.startswith('body.'), name
+
+
+def test_a_log_is_closed_and_goes_on_in_its_folder(small, tmp_path, logs):
+    settings, _, _ = small
+    with pytest.raises(KeyboardInterrupt):
+        train_embedder(**settings, out=tmp_path, log='tensorboard', tell=stop_in_second)
+    train_embedder(**settings, out=tmp_path, log='tensorboard')
+    steps = [[each[0] for each in log.found if each != 'closed'] for log in logs]
+    assert [log.found[-1] for log in logs] == ['closed'] * 2 and logs[0].others == (False, False)
+    assert steps[0] == [*range(1, len(steps[0]) + 1)] and steps[1][-1] == steps[1][0] + len(steps[1]) - 1
+    assert {log.log_dir for log in logs} == {tmp_path/'logs'}
+
+
+def test_wandb_is_begun_with_the_settings_and_ended(small, tmp_path, monkeypatch):
+    class Run:
+        def __enter__(self):
+            done.append('begun')
+
+        def __exit__(self, *error):
+            done.append('ended')
+
+    def init(**given):
+        done.append(given)
+        return Run()
+
+    class WandbCallback(Callback):
+        def __init__(self, log_preds):
+            done.append(log_preds)
+
+    done, settings = [], small[0]
+    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(init=init))
+    monkeypatch.setitem(
+        sys.modules, 'fastai.callback.wandb', SimpleNamespace(WandbCallback=WandbCallback))
+    record = train_embedder(**settings, out=tmp_path/'mine', log='wandb')
+    given, *rest = done
+    assert rest == ['begun', False, 'ended'] and given == dict(
+        project='dml_nb', name='mine', dir=str(tmp_path/'mine'), config=record['settings'])
+
+
+def test_a_card_says_what_is_there_and_goes_with_its_model(small, tmp_path):
+    settings, _, _ = small
+    record = train_embedder(**settings, out=tmp_path/'a model')
+    text = (tmp_path/'a model'/'README.md').read_text()
+    best = record['best']
+    for words in ('# a model', '40 pictures of 8 classes', '(1, 128)', "load_embedder('a model/embedder')",
+                  f"| after epoch {best['epoch']}, which is kept | {100 * best['recall@1']:.1f} |",
+                  'in the first epoch |', '![Loss of each step', "dml index 'a model' photos"):
+        assert words in text, words
+    add_evaluation(tmp_path/'a model', dict(
+        data='x', part='all', pictures=3, measures={'map@r': .5}, intervals={'map@r': (.4, .6)}))
+    assert '40.0 to 60.0' in (tmp_path/'a model'/'README.md').read_text()
+    train_embedder(**settings, out=tmp_path/'a model')
+    assert '40.0 to 60.0' in (tmp_path/'a model'/'README.md').read_text()
+    train_embedder(**settings, out=tmp_path/'a model', fresh=True)
+    assert '40.0 to 60.0' not in (tmp_path/'a model'/'README.md').read_text()
+
+
 def test_fresh_forgets_what_is_there(vectors, tmp_path):
     def stop(what, facts):
         raise KeyboardInterrupt
 
     settings = dict(images=vectors, out=tmp_path, classes=4, per_class=2, epochs=1)
     assert train_embedder(**settings)['finished'] and (tmp_path/'embedder').is_dir()
-    (tmp_path/'checkpoints').mkdir()
+    log = tmp_path/'logs'/'events.out.tfevents.1.host'
+    for folder in (tmp_path/'checkpoints', log.parent):
+        folder.mkdir()
+    log.touch()
     with pytest.raises(KeyboardInterrupt):
         train_embedder(**settings, fresh=True, tell=stop)
+    assert not log.exists()
     assert not (tmp_path/'embedder'/'embedder.json').exists()
     assert not (tmp_path/'checkpoints').exists()
     assert len(train_embedder(**settings)['curve']) == 1
@@ -275,7 +436,7 @@ def test_fresh_forgets_what_is_there(vectors, tmp_path):
 def test_folders_of_others_stay(vectors, tmp_path):
     "A project has a folder of that name often enough"
     others = [tmp_path/'checkpoints'/'mine.pt', tmp_path/'checkpoints'/'step-1000'/'mine.bin',
-              tmp_path/'embedder'/'notes.txt']
+              tmp_path/'embedder'/'notes.txt', tmp_path/'logs'/'mine.txt']
     for path in others:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('mine')

@@ -77,6 +77,18 @@ def test_a_batch_with_itself_takes_two_products(name, cut):
     assert step(loss, *batch()).multiplications == 2 * B * B * D
 
 
+symmetric = [name for name in pair_losses if LOSSES[name].for_data(B // 4, D).symmetric]
+
+
+@pytest.mark.parametrize('name', symmetric)
+def test_symmetric_weights_are_their_own_transpose(name):
+    "So that the sum of both need not be made; classes of several sizes and one unlabelled image"
+    z, _ = batch(25)
+    y = torch.tensor([0] * 9 + [1] * 7 + [2] * 5 + [3] * 3 + [-1])
+    W = LOSSES[name].for_data(B // 4, D).pair_weights(z.double(), y)
+    torch.testing.assert_close(W, W.T, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize('name', ['multi_similarity', *gathering])
 def test_references_take_three_products(name, cut):
     loss = LOSSES[name].for_data(B // 4, D)

@@ -258,7 +258,8 @@ def progress_bar(
         TextColumn('{task.description:<28}', markup=False), BarColumn(), MofNCompleteColumn(),
         TextColumn(unit), TimeRemainingColumn(),
     ]
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    drawn = console.is_terminal and console.file.isatty()       # FORCE_COLOR makes no terminal
+    return Progress(*columns, console=console, transient=True, disable=not drawn)
 
 
 @contextmanager

@@ -184,8 +184,8 @@ def print_speeds(
 @app.command('bench')
 def run_bench(
     what:Annotated[str, typer.Argument(
-        help='losses, triplets, miners, transport, evaluation, training, scaling, engine, '
-             'limit, or all.')] = 'all',
+        help='small (batches of 16 to 512), losses, triplets, miners, transport, evaluation, '
+             'training, around (what surrounds a loss), scaling, engine, limit, or all.')] = 'all',
     out:Annotated[str, typer.Option(
         help='Folder of the file for this kind of machine.')] = 'bench',
     json_:Annotated[bool, typer.Option(

@@ -154,6 +154,22 @@ def stopped_training(
     return f'stopped before an epoch was finished; nothing is kept yet, and {goes_on}'
 
 # %% ../../nbs/68_cli.models.ipynb #41c92478
+def as_typed(
+    context:typer.Context, # of a command
+) -> str: # 'dml train photos --epochs 3'
+    "The command with what was typed, in the order of its help."
+    words = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name)
+        if source is None or source.name != 'COMMANDLINE':
+            continue
+        value = context.params[parameter.name]
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            option = [parameter.opts[-1]] if parameter.param_type_name == 'option' else []
+            words += option if each is True else [*option, str(each)]
+    return shlex.join(['dml', context.info_name, *words])
+
+
 def chosen_rule(
     depth=None, # the options, None for those that are not set
     column=(),
@@ -188,6 +204,7 @@ def next_command(
 
 @app.command('train')
 def run_train(
+    context:typer.Context,
     data:Annotated[str, typer.Argument(
         help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
              'with columns for file and label; features:FILE; or a name such as omniglot.')],
@@ -228,6 +245,18 @@ def run_train(
     held_out:Annotated[float, typer.Option(
         help='Share of the classes by which it is judged.')] = .2,
     seed:Annotated[int, typer.Option(min=0, help='Of what is held out and of batches.')] = 0,
+    device:Annotated[str, typer.Option(
+        help='Where it computes: cpu, cuda, cuda:1 or mps; the GPU where there is one if it is not '
+             'given.')] = None,
+    workers:Annotated[int, typer.Option(
+        min=0, help='Processes that read pictures beside the one that trains.')] = 0,
+    augment:Annotated[str, typer.Option(
+        help='How pictures are changed at random: none, shift, jitter (turned and resized too), '
+             'flip (mirrored too), strong; auto: flip in colour, jitter in grey.')] = 'auto',
+    freeze:Annotated[int, typer.Option(
+        min=0, help='Epochs at the beginning in which only the head learns.')] = 0,
+    log:Annotated[str, typer.Option(
+        help='Also log to tensorboard (folder logs of the model) or wandb.')] = None,
     fresh:Annotated[bool, typer.Option(
         '--fresh', help='Forget a training that is in that folder.')] = False,
     json_:Json = False,
@@ -238,8 +267,8 @@ def run_train(
 
     Some classes are held out to judge what was learnt: is a picture's nearest neighbour of its own
     class (R@1), and are as many neighbours as its class has (MAP@R)? The best network is kept in
-    the folder given by --out. After a stop the same command goes on where it was. Next: dml
-    evaluate, dml index."""
+    the folder given by --out, beside a card of the model (README.md) and its curves (curves.png).
+    After a stop the same command goes on where it was. Next: dml evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
@@ -256,9 +285,12 @@ def run_train(
         options_of(data)                                    # says what is no name of data
         from dml_nb.experiments.recipe import naming_own
         from dml_nb.data.pixels import KeptPixels
+        from dml_nb.search.choices import check_augment, check_device, check_log
         from dml_nb.search.everyday import check_body, train_embedder
         from dml_nb.search.pictures import load_pictures
-        check_body(body)                                    # before any reading
+        for check, value in ((check_body, body), (check_device, device), (check_log, log),
+                             (check_augment, augment)):
+            check(value)                                    # before any reading
         make_loss = loss_maker(loss, options)
         if {'multi_label', 'levels'} & set(rule):
             from dml_nb.losses.structure import check_inner
@@ -272,7 +304,8 @@ def run_train(
             with progress_bar('epochs', stderr=json_) as bar, quiet, training:
                 record = train_embedder(
                     pictures, folder, make_loss, body, weights, dim, epochs, patience, classes,
-                    per_class, lr, held_out, seed, fresh, Teller(bar, json_), coarse)
+                    per_class, lr, held_out, seed, fresh, device, workers, augment, freeze, log,
+                    as_typed(context), Teller(bar, json_), coarse)
         if json_:
             print(json.dumps(record))
             return
@@ -488,6 +521,7 @@ def lines_of_levels(found:dict): # from `by_levels`, or nothing
 
 @app.command('evaluate')
 def run_evaluate(
+    context:typer.Context,
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(help='The queries; as for dml train.')],
     gallery:Annotated[str, typer.Option(
@@ -518,7 +552,8 @@ def run_evaluate(
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
     held-out, or at other pictures. With several labels a picture is right that shares one; with
-    levels each is measured, level 1 being the classes."""
+    levels each is measured, level 1 being the classes. What is measured is added to README.md of
+    the model."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
         model_folder(model)
@@ -564,10 +599,12 @@ def run_evaluate(
             said += f" in {among['groups']:,} groups"
         if gallery is not None:
             said += f', searched in {others.name}: {counted(others)}'
+        facts = dict(data=pictures.name, part=part, **among, measures=dict(report),
+                     intervals=low_high)
+        from dml_nb.search.card import add_evaluation
+        add_evaluation(model_folder(model).parent, facts, as_typed(context))
         if json_:
-            print(json.dumps(dict(
-                data=pictures.name, part=part, **among, measures=dict(report),
-                intervals=low_high, worst_classes=rows, **levels)))
+            print(json.dumps(facts | dict(worst_classes=rows, **levels)))
             return
         console = Console()
         console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)

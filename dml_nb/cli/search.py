@@ -79,6 +79,10 @@ def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
     k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    expand:Annotated[int, typer.Option(
+        min=0, help='Search with the mean of a picture and so many that are like it.')] = 0,
+    rerank:Annotated[bool, typer.Option(
+        '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
     label:Annotated[str, typer.Option(
         help='Only pictures that have this label, among others, or this class above theirs.')] = None,
     html:Annotated[str, typer.Option(
@@ -90,7 +94,8 @@ def run_search(
     Example: dml search runs/index photo.jpg --k 5 --html like.html
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
-    index is left out of its own answers."""
+    index is left out of its own answers. --expand and --rerank use what else the index holds; the
+    documentation says where they helped. With --rerank, similarity is also of neighbours."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -99,7 +104,7 @@ def run_search(
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import search_folder, search_page
-        answers = search_folder(index, images, k, label)
+        answers = search_folder(index, images, k, expand, rerank, label)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:

@@ -110,6 +110,10 @@ class Together:
         return max(term.statistics_passes for _, term in self.terms)
 
     @property
+    def symmetric(self):
+        return all(term.symmetric for _, term in self.terms)
+
+    @property
     def opaque(self):
         return any(term.opaque for _, term in self.terms)
 

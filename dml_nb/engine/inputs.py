@@ -119,8 +119,8 @@ def label_batch(loss, y, y_ref, own=None, alone=True):
     pay = Scratch.poisoned or y.shape[0] * y_ref.shape[0] > loss.masked
     if not torch.compiler.is_compiling() and (must or pay and device_is_read(y)):
         return ListBatch(y, y_ref, own, alone, by_class=loss.indivisible != 'pair')
-    complete = y_ref is y and device_is_read(y) and int(y.min()) >= 0
-    return Batch(y, y_ref, own, alone=alone, complete=complete)
+    labelled = device_is_read(y) and int(y.min()) >= 0
+    return Batch(y, y_ref, own, alone=alone, labelled=labelled)
 
 # %% ../../nbs/04_engine.inputs.ipynb #a3a0d831
 def demanding_term(loss):

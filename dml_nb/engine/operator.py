@@ -36,16 +36,22 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         z, dz, ref, dref = ctx.saved_tensors
-        to_z = None if dz is None else OnlyOnce.apply(g, z, dz)
-        to_ref = None if dref is None else OnlyOnce.apply(g, ref, dref)
+        again = torch.is_grad_enabled()                     # somebody may differentiate once more
+        multiply = OnlyOnce.apply if again else gradient_times
+        to_z = None if dz is None else multiply(g, z, dz)
+        to_ref = None if dref is None else multiply(g, ref, dref)
         return None, to_z, None, to_ref, None
+
+
+def gradient_times(g, z, dz):
+    return (g * dz).to(z.dtype)
 
 
 class OnlyOnce(torch.autograd.Function):
     "g · dz, a constant to autograd though it depends on z: a second derivative is refused"
     @staticmethod
     def forward(ctx, g, z, dz):
-        return (g * dz).to(z.dtype)
+        return gradient_times(g, z, dz)
 
     @staticmethod
     @once_differentiable

@@ -55,7 +55,7 @@ class Scratch:
         slot = self.slots[place]
         if slot.numel() < size or slot.dtype != like.dtype or slot.device != like.device:
             slot = self.slots[place] = allocate(like, size)
-        return slot[:size].view(shape)
+        return (slot if slot.numel() == size else slot[:size]).view(shape)
 
     def rewind(
         self,

@@ -314,6 +314,7 @@ class Recipe:
     options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
     data:str = checked(check_data, 'digits') # as `load_data` takes it
     size:int = number(None, lo=1, integer=True) # side of pictures from files; None: as stored
+    fit:str = one_of('cut', 'squash', 'pad') # how pictures get that size, as in `load_data`
     split:str = one_of('image', 'class', 'official') # or 'class' or 'official': what is tested
     turned:bool = checked(check_flag, False) # the eight positions of a picture, each a class
     arch:str = checked(check_arch, 'small_convnet') # as in `create_embedder`
@@ -336,6 +337,7 @@ class Recipe:
     augment:str = one_of(None, 'crop_flip') # 'crop_flip': moved by up to an eighth, mirrored
     weights:str = checked(check_body_weights, None) # of the body, as in `create_embedder`
     frozen:bool = checked(check_flag, False) # only a head learns, on standardised features
+    tail:int = number(0, lo=0, integer=True) # last modules that learn, on kept maps; 0: all
     head:str = one_of('linear', 'mlp', None) # or 'mlp', or None
     body_width:int = number(None, lo=1, integer=True) # of `small_convnet`; None: its own
     steps:int = number(0, lo=0, integer=True) # of the optimiser; 0: `epochs` count
@@ -405,6 +407,9 @@ def check_together(
         (r.frozen, 'augment', 'None', 'with a frozen body', r.augment is not None),
         (r.frozen, 'turned', 'False', 'with a frozen body', r.turned),
         (r.frozen, 'head', "'linear' or 'mlp'", 'with a frozen body', r.head is None),
+        (r.frozen, 'tail', '0', 'with a frozen body', r.tail),
+        (r.tail, 'augment', 'None', 'with a tail', r.augment is not None),
+        (r.tail, 'turned', 'False', 'with a tail', r.turned),
         (labels, 'turned', 'False', 'with noise or hidden labels', r.turned),
         (r.arch != 'small_convnet', 'body_width', 'None', f'for {r.arch}',
          r.body_width is not None),
@@ -485,6 +490,8 @@ def load_images(
 ) -> ImageSet:
     "The pictures that a recipe names. Raises as `load_data`."
     options = {} if recipe.size is None else dict(size=recipe.size)
+    if recipe.fit != 'cut':
+        options['fit'] = recipe.fit
     if recipe.depth != LEAF:
         options['depth'] = recipe.depth
     return load_data(recipe.data, **options)

@@ -30,7 +30,7 @@ from ..data.images import ImageSet
 from .recipe import Recipe, load_images, own_module, set_fields
 from ..losses.catalogue import is_own
 from ..training.embedding import create_embedder
-from ..training.features import Features
+from ..training.features import Activations, Features
 from ..training.networks import small_convnet
 
 # %% ../../nbs/61_experiments.store.ipynb #1df74168
@@ -49,7 +49,14 @@ def cache_folder() -> Path:
 def named_images(
     recipe:Recipe,
 ) -> tuple: # equal for recipes that name the same pictures and classes
-    return recipe.data, recipe.size, recipe.depth
+    return recipe.data, recipe.size, recipe.fit, recipe.depth
+
+
+def named_body(
+    recipe:Recipe,
+) -> tuple: # equal for recipes whose body starts with the same weights
+    seed = recipe.seed if recipe.weights is None else None
+    return recipe.arch, recipe.weights, recipe.body_width, seed
 
 
 class Shelf:
@@ -75,18 +82,25 @@ class Shelf:
         images = self.images(recipe)
         return self.once(images.sha256, 'digest', named_images(recipe))
 
-    def features(self, recipe:Recipe, device) -> ImageSet: # of vectors
-        "What the frozen body sees, from the cache on disk if it is there."
+    def seen(self, recipe:Recipe, device, kind, *settings) -> ImageSet:
+        "What a body that stays as it is sees, from the cache on disk if it is there."
         def make():
             images = self.images(recipe)
             channels = images[0][0].shape[0]
             body = create_embedder(
                 recipe_body(recipe), recipe.dim, channels, recipe.size or images[0][0].shape[-2:],
-                recipe.seed, recipe.weights, head=None)
-            return Features(body.to(device), images, cache_folder()/'features', progress=False)
-        seed = recipe.seed if recipe.weights is None else None
-        return self.once(make, 'features', named_images(recipe), recipe.arch, recipe.weights,
-                         recipe.body_width, seed)
+                recipe.seed, recipe.weights, head=None, fit=recipe.fit)
+            folder = cache_folder()/'features'
+            return kind(body.to(device), images, *settings, folder=folder, progress=False)
+        return self.once(make, kind.__name__, settings, named_images(recipe), named_body(recipe))
+
+    def features(self, recipe:Recipe, device) -> ImageSet: # of vectors
+        "What the whole body sees."
+        return self.seen(recipe, device, Features)
+
+    def activations(self, recipe:Recipe, device) -> ImageSet: # of maps
+        "What the modules before the tail see."
+        return self.seen(recipe, device, Activations, recipe.tail)
 
 # %% ../../nbs/61_experiments.store.ipynb #f57f8c52
 def own_device() -> torch.device: # the GPU where there is one, else the CPU

@@ -34,7 +34,7 @@ from ..support.validate import check_number
 from .recipe import Recipe, split_images
 from .statistics import interval
 from .store import Shelf, own_device, read_run, run_path
-from .trial import kept_run
+from .trial import kept_run, recipe_parts
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #bccb3eb3
 def changed(
@@ -249,9 +249,9 @@ def run_many(
     with counting(len(todo), progress) as done:
         if workers > 1:
             for recipe in todo:
-                if recipe.frozen and recipe.weights is not None:
+                if (recipe.frozen or recipe.tail) and recipe.weights is not None:
                     with suppress(Exception):               # its own process says what is wrong
-                        shelf.features(recipe, own_device())    # once, not in each process
+                        recipe_parts(recipe, shelf, own_device())   # once, not in each process
             failed = train_in_processes(todo, folder, fresh, workers, done)
         else:
             failed = train_here(todo, folder, fresh, shelf, done)

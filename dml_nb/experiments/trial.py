@@ -12,6 +12,7 @@ Docs: https://dml-nb.github.io/dml_nb/experiments.trial.html.md"""
 __all__ = ['run']
 
 # %% ../../nbs/62_experiments.trial.ipynb #c8ddf1fb
+import copy
 import hashlib
 import io
 import math
@@ -34,7 +35,7 @@ from fastai.optimizer import SGD, Adam
 from fastai.torch_core import no_random
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..support.results import code_hash, write_json
 from ..core import similarities
@@ -48,8 +49,10 @@ from ..evaluation.retrieval import evaluate
 from ..evaluation.verification import verify
 from .recipe import (
     Recipe, class_count, naming_own, recipe_callback, recipe_loss, shared_classes, split_images)
-from .store import (
-    Shelf, device_name, named_images, own_device, read_run, recipe_body, run_key, run_path)
+from dml_nb.experiments.store import (
+    Shelf, device_name, named_body, named_images, own_device, read_run, recipe_body, run_key,
+    run_path)
+from ..training.embedding import Pool
 from ..training.learner import ClassBatchDL, metric_learner
 from ..training.memory import GradientCache, replace_next_call
 from ..training.recovery import Checkpoints
@@ -184,21 +187,39 @@ def picture_data(
     )
 
 # %% ../../nbs/62_experiments.trial.ipynb #e46d0a64
+class Standard(nn.Module):
+    "Features moved and scaled so that those of training have mean 0 and deviation 1"
+
+    def __init__(self,
+        x:Tensor, # (N, F) those of training
+    ):
+        super().__init__()
+        spread = x.std(0)
+        spread[spread == 0] = 1.
+        self.register_buffer('mean', x.mean(0))
+        self.register_buffer('spread', spread)
+
+    def forward(self, x):
+        return (x - self.mean) / self.spread
+
+
 def recipe_parts(
     recipe:Recipe,
     shelf:Shelf,
     device,
 ) -> tuple: # (train, valid) as the network takes them; (train, valid) before any training
-    "Pictures; or with a frozen body its features, made standard by those of training."
-    if not recipe.frozen:
+    "Pictures; with a frozen body its features, standardised; with a tail the maps before it."
+    if not recipe.frozen and not recipe.tail:
         parts = split_images(recipe, shelf.images(recipe))
         return parts, parts
     features = shelf.features(recipe, device)
     as_they_are = split_images(recipe, features)
-    x = as_they_are[0].images()                             # (N, F)
-    spread = x.std(0)
-    spread[spread == 0] = 1.
-    every = (features.images() - x.mean(0)) / spread
+    standardise = Standard(as_they_are[0].images())
+    if recipe.tail:
+        parts = split_images(recipe, shelf.activations(recipe, device))
+        parts[0].tail = nn.Sequential(parts[0].tail, Pool(), standardise)
+        return parts, as_they_are
+    every = standardise(features.images())
     source = ImageSet(every, features.labels, features.classes).source
     standard = [images.subset(np.arange(len(images))) for images in as_they_are]
     for images in standard:
@@ -302,11 +323,17 @@ def recipe_learner(
     opt_func = optimizers[recipe.optimizer]
     if recipe.optimizer == 'adam' and recipe.weight_decay is not None:
         opt_func = partial(Adam, decouple_wd=False)
-    weights = None if recipe.frozen else recipe.weights
+    body, weights = recipe_body(recipe), recipe.weights
+    if recipe.frozen:
+        body, weights = 'identity', None
+    if recipe.tail:
+        body, weights = copy.deepcopy(dls.train.dataset.tail), None
+        body.to(memory_format=torch.channels_last)          # faster on a CPU
     learn = metric_learner(
-        dls, 'identity' if recipe.frozen else recipe_body(recipe), loss, recipe.dim,
-        weights=weights, seed=recipe.seed, cbs=cbs, embedder=dict(head=recipe.head),
-        loss_lr=recipe.options.get('loss_lr', 1.), opt_func=opt_func, wd=recipe.weight_decay)
+        dls, body, loss, recipe.dim, weights=weights, seed=recipe.seed, cbs=cbs,
+        embedder=dict(head=recipe.head, frozen_batch_norm=recipe.tail > 0),
+        loss_lr=recipe.options.get('loss_lr', 1.), opt_func=opt_func,
+        wd=recipe.weight_decay)
     learn.remove_cb(ProgressCallback)
     return learn
 
@@ -356,13 +383,21 @@ def measure_input(
         known = (rows_of(train), train.labels) if learned else None
         return measure(rows_of(valid), valid.labels, recipe.measures, known, recipe.seed)
 
-    body = [recipe.arch, recipe.weights, recipe.body_width] if recipe.frozen else None
-    random_body = recipe.frozen and recipe.weights is None
-    draws = random_body or {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
-    numbers = [valid.index, valid.labels] + ([train.index, train.labels] if learned else [])
+    body = named_body(recipe) if recipe.frozen or recipe.tail else None
+    return dict(shelf.once(make, 'input', body, *searched(recipe, train, valid)))
+
+
+def searched(
+    recipe:Recipe,
+    train:ImageSet,
+    valid:ImageSet,
+) -> tuple: # equal for recipes that ask the same of the same pictures
+    draws = {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
+    numbers = [valid.index, valid.labels]
+    if learns_from_training(recipe, train, valid):
+        numbers += [train.index, train.labels]
     found = hashlib.sha256(b''.join(each.tobytes() for each in numbers)).hexdigest()
-    return dict(shelf.once(make, 'input', named_images(recipe), body, found, recipe.measures,
-                           recipe.seed if draws else None))
+    return named_images(recipe), found, recipe.measures, recipe.seed if draws else None
 
 # %% ../../nbs/62_experiments.trial.ipynb #721f422c
 def measure_model(
@@ -375,6 +410,25 @@ def measure_model(
     z, labels = learn.embed()
     known = learn.embed(train) if learns_from_training(recipe, train, valid) else None
     return z, measure(z, labels, recipe.measures, known, recipe.seed)
+
+
+def measure_untrained(
+    recipe:Recipe,
+    shelf:Shelf,
+    learn,
+    train:ImageSet,
+    valid:ImageSet,
+) -> tuple: # as `measure_model`; no embeddings where only numbers are kept
+    "Before training; with a tail once for all losses, which begin with the same network."
+    if not recipe.tail or recipe.pictures:
+        return measure_model(recipe, learn, train, valid)
+
+    def make():
+        return measure_model(recipe, learn, train, valid)[1]
+
+    start = [named_body(recipe), recipe.tail, recipe.head, recipe.dim, recipe.precision,
+             recipe.seed]
+    return None, dict(shelf.once(make, 'untrained', start, *searched(recipe, train, valid)))
 
 
 def curve_of(
@@ -470,7 +524,7 @@ def run_on(
             cbs.append(QuietCheckpoints(path, every, keep=2))
         learn = recipe_learner(
             recipe, dls, class_count(train), cbs + ([] if watcher is None else [watcher]))
-        before, untrained = measure_model(recipe, learn, train, valid)
+        before, untrained = measure_untrained(recipe, shelf, learn, train, valid)
         start = time.perf_counter()
         with learn.no_logging(), naming_own('training with', recipe.loss):
             fit(recipe, learn)
@@ -483,8 +537,8 @@ def run_on(
             code=code_hash(),
             sizes=dict(train=sizes(train), valid=sizes(valid)),
         )
-        if len(valid) * math.prod(valid[0][0].shape) <= LARGEST_INPUT:
-            name = 'input' if recipe.frozen else 'pixels'
+        if len(valid) * math.prod(raw[1][0][0].shape) <= LARGEST_INPUT:
+            name = 'input' if recipe.frozen or recipe.tail else 'pixels'
             result[name] = measure_input(recipe, shelf, *raw)
         result |= dict(
             untrained=untrained, trained=trained, curve=curve_of(learn), seconds=seconds)

@@ -23,7 +23,7 @@ from math import cos, radians, sin
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from torch.nn.functional import pad, softplus, threshold
+from torch.nn.functional import pad, softplus
 
 from ..core import as_labels, inf, meet_classes, nan, places_of_classes, unit, widen
 from ..engine.tables import Pairs
@@ -65,18 +65,19 @@ class SupCon(PairLoss):
     def value_and_weights(self, S, pairs):
         scale = 1 / self.temperature
         near, W = log_sum_exp(pairs.others(S, scale))                    # (b, 1), (b, R)
-        P = pairs.positives(S, scale)                                    # (b, c)
-        n = pairs.n_pos.clamp(min=1)                                     # (b, 1)
+        P, n_pos = pairs.positives(S), pairs.n_pos                       # (b, c), (b, 1)
+        n = n_pos.clamp(min=1)
         if self.inside:
-            far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf))     # (b, 1), (b, c)
-            far -= n.log()
+            far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf).mul_(scale))
+            far -= n.log()                                               # (b, 1); w_pos (b, c)
         else:
-            far, w_pos = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) / n, 1 / n
+            w_pos = n.reciprocal()
+            far = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) * (w_pos * scale)
         anchors = (pairs.batch.n_pos > 0).sum().clamp(min=1)
         share = pairs.batch.total_neg.clamp(max=1) / anchors             # 0 without any negative
-        value = (near - far).masked_fill_(pairs.n_pos == 0, 0).sum(dtype=torch.float64) * share
-        slope = pairs.n_pos.clamp(max=1) * (share * scale)               # (b, 1), 0 if it has none
-        return value, pairs.add_to_positives(W.mul_(slope), w_pos * -slope)
+        value = (near - far).masked_fill_(n_pos == 0, 0).sum(dtype=torch.float64) * share
+        slope = n_pos.clamp(max=1) * (share * scale)                     # (b, 1), 0 if it has none
+        return value, pairs.add_to_positives(W, -w_pos).mul_(slope)
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4e2dfafd
 class Circle(PairLoss):
@@ -114,6 +115,7 @@ class IntraPairVariance(PairLoss):
     """Mean [(1 - ε_p) μ_p - S_p]₊² of positives + mean [S_n - (1 + ε_n) μ_n]₊² of negatives, μ
     being their means in the batch (Yu and Tao, 2019)"""
     statistics_passes = 2
+    symmetric = True
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ def root(
 ) -> tuple: # √x; 1/√x; both 0 where x is no more than rounding leaves of 0
     "Square roots that can be differentiated at 0, where the middle of all slopes is 0."
     rounding = 4 * torch.finfo(x.dtype).eps
-    inverse = threshold(x, rounding, inf).rsqrt_()
+    inverse = torch.threshold(x, rounding, inf).rsqrt_()
     return x * inverse, inverse
 
 
@@ -445,6 +447,8 @@ def value_and_weights(self:CentroidTriplet, S, pairs):
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):
     "(1/B) Σ_a [Σ_p log(1 + e^{-t S_ap - b}) + Σ_n log(1 + e^{t S_an + b})] (Zhai et al., 2023)"
+    symmetric = True
+
     def __init__(
         self,
         scale:float=10., # t

@@ -74,7 +74,7 @@ class Histogram(PairLoss):
     """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
     random positive one (Wang et al. 2019, supplement, eq. 3)"""
     statistics_passes = 1
-    opaque = True
+    opaque = symmetric = True
 
     def __init__(
         self,

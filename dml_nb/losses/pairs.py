@@ -27,6 +27,8 @@ from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 class Contrastive(PairLoss):
     """Mean over ordered pairs of [S - λ]₊ for negatives and -S for positives (Wang et al. 2019,
     eq. 4)"""
+    symmetric = True
+
     def __init__(
         self,
         lam:float=.5, # negatives less similar than this are left alone
@@ -40,7 +42,8 @@ class Contrastive(PairLoss):
         n = pairs.batch.total
         hinge = N.sub_(self.lam).clamp_(min=0)              # (b, R), 0 where there is no pair
         value = hinge.sum() - P.nan_to_num_(nan=nan, posinf=0).sum()
-        return value / n, pairs.weights(P.fill_(-1), hinge.sign_()).div_(n)
+        W = pairs.add_to_positives(hinge.sign_(), P.new_full((len(P), 1), -1.))
+        return value / n, W.div_(n)
 
 # %% ../../nbs/10_losses.pairs.ipynb #e2dcda63
 def sum_log1p(

@@ -29,7 +29,7 @@ from ..core import (
     as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
 from .contrastive import root
 from ..support.validate import check_choice, check_number
-from ..engine.inputs import as_peers_call, demanding_term
+from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
 from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
 
 # %% ../../nbs/25_losses.proxies.ipynb #c5d0a1f3
@@ -57,9 +57,9 @@ class Proxies(Addable):
         super().__init__()
         if not isinstance(loss, PairLoss):
             raise TypeError(f'loss: expected a loss on pairs, as NCA(), got {loss!r}')
-        demanding = demanding_term(loss)
+        demanding = demanding_term(loss) or reader_of(loss)
         if demanding is not None:
-            raise ValueError('loss: expected one that takes references, got '
+            raise ValueError('loss: expected one that takes references and reads classes, got '
                              f'{type(demanding).__name__}')
         self.classes = int(check_number('classes', classes, 1, integer=True))
         self.dim = int(check_number('dim', dim, 1, integer=True))
@@ -145,7 +145,8 @@ def forward(
 ) -> Tensor: # the loss, a scalar in at least float32
     "The loss, differentiable once by `z` and `weight`. Raises as a loss does."
     others = as_peers_call(ref, ref_labels, self_index, tuples)
-    value = self.loss(*self.operands(z, labels, others))
+    loss, (anchors, y, ref, y_ref) = self.loss, self.operands(z, labels, others)
+    value = loss.of_batch(anchors, ref, label_batch(loss, y, y_ref, alone=False))
     return value[0].expand(len(z)) if value.ndim else value
 
 # %% ../../nbs/25_losses.proxies.ipynb #26788b56
@@ -213,8 +214,8 @@ class ClassSoftmax(PairLoss):
         self.centers = centers
 
     def eased(self, own):
-        "ψ and -ψ' of the similarities to the own class, (b, 1)."
-        return own - self.margin, torch.full_like(own, -1.)
+        "ψ (b, 1) of the similarities to the own class, and -ψ', (b, 1) or a number."
+        return own - self.margin, -1.
 
     def by_center(self, S):
         "A copy (K, b, C) of S (b, C K): sums over a short last dimension would be slow."
@@ -227,13 +228,16 @@ class ClassSoftmax(PairLoss):
 
     def value_and_weights(self, S, pairs):
         M, slopes = self.pooled(S)
-        y = pairs.of_rows(pairs.batch.y)[:, None]                        # (b, 1), -1: no class
-        at = y.clamp(min=0)
+        batch = pairs.batch
+        y = pairs.of_rows(batch.y)[:, None]                              # (b, 1), -1: no class
+        at = y if batch.labelled else y.clamp(min=0)
         eased, slope = self.eased(M.gather(1, at))
         logits = torch.mul(M, self.scale, out=pairs.buffer(M)).scatter_(1, at, -inf)
         wrong, softmax = log_sum_exp(logits)                             # (b, 1), (b, C)
-        x = (wrong - self.scale * eased).masked_fill_(y < 0, -inf)       # of a wrong class
-        items = (pairs.batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
+        x, items = wrong - self.scale * eased, batch.size                # of a wrong class
+        if not batch.labelled:
+            x.masked_fill_(y < 0, -inf)
+            items = (batch.y >= 0).sum(dtype=torch.float64).clamp(min=1)
         value = softplus(x, threshold=30).sum(dtype=torch.float64) / items
         r = x.sigmoid().mul_(self.scale).div_(items)
         W = softmax.scatter_(1, at, slope).mul_(r)
@@ -253,7 +257,7 @@ class PlainSoftmax(ClassSoftmax):
         return 1 / self.temperature
 
     def eased(self, own):
-        return own, torch.full_like(own, -1.)
+        return own, -1.
 
 # %% ../../nbs/25_losses.proxies.ipynb #939c105b
 class NormalizedSoftmax(Proxies):

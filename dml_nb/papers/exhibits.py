@@ -27,8 +27,10 @@ from pathlib import Path
 # %% ../../nbs/69_papers.exhibits.ipynb #38a261e9
 import numpy as np
 from PIL import Image
+from scipy.stats import t as student
 
 from ..support.storage import write_atomically
+from ..support.validate import check_choice, check_number
 from ..experiments.recipe import Recipe, class_count, recipe_callback
 from ..experiments.statistics import interval
 from ..experiments.store import Shelf
@@ -169,6 +171,121 @@ def verdict_table(
         rows.append([f'“{claim.text}” ({claim.place})', f'**{verdict.kind}**',
                      '<br>'.join(asked + verdict.measured()), f'{verdict.runs}'])
     return as_markdown(['what the paper says', 'verdict', 'what was measured', 'runs'], rows)
+
+# %% ../../nbs/69_papers.exhibits.ipynb #a1c0de02
+OUTCOMES = ('holds here', 'the opposite holds here', 'no difference seen here',
+            'not testable here')
+QUANTIFIERS = 'average', 'most', 'all', 'equal'
+
+
+@dataclass(frozen=True)
+class Question:
+    """What decides a claim, fixed before looking.
+
+    Raises `ValueError` for an unknown quantifier, an effect that is not above 0, and, unless there
+    is an obstacle, for no setting or one with fewer than three seeds."""
+    differences:dict # setting -> (n,) differences by seed, above 0: as claimed
+    effect:float # the smallest that matters, in their unit, on both sides
+    quantifier:str='average' # one of `QUANTIFIERS`
+    obstacle:str='' # why it cannot be tested here
+
+    def __post_init__(self):
+        check_choice('quantifier', self.quantifier, *QUANTIFIERS)
+        check_number('effect', self.effect, above=0)
+        if self.obstacle:
+            return
+        if not self.differences:
+            raise ValueError('differences: expected at least one setting, got none')
+        for name, values in self.differences.items():
+            if len(values) < 3:
+                raise ValueError(f'differences: expected at least three seeds, got {len(values)}'
+                                 f' for {name}')
+
+
+@dataclass(frozen=True)
+class Outcome:
+    "What the runs say of a claim"
+    kind:str # one of `OUTCOMES`
+    mean:float=None # over the settings; None where it is not testable
+    half:float=None # half the width of its 95 % interval
+    reason:str='' # why it is not testable
+
+    def __str__(self):
+        if self.reason:
+            return f'{self.kind}: {self.reason}'
+        low, high = self.mean - self.half, self.mean + self.half
+        return (f'{self.kind}: {self.mean:+.3g} on average, outside of {low:.3g} to {high:.3g} '
+                'excluded')
+
+
+def averaged(
+    question:Question,
+) -> tuple: # mean over the settings, its standard error, degrees of freedom
+    values = [np.asarray(each, float) for each in question.differences.values()]
+    squared = np.array([each.var(ddof=1) / len(each) for each in values])   # of standard errors
+    free = np.array([len(each) - 1 for each in values])
+    total = squared.sum()
+    freedom = total**2 / (squared**2 / free).sum() if total else free.sum()
+    return np.mean([each.mean() for each in values]), np.sqrt(total) / len(values), freedom
+
+
+def tail_of(
+    mean, # (S,) or one
+    error, # its standard error
+    freedom, # degrees of freedom
+    bound:float,
+) -> np.ndarray: # p of "at most the bound"
+    with np.errstate(divide='ignore', invalid='ignore'):
+        t = (mean - bound) / error                          # ± inf or NaN without any noise
+    return student.sf(np.where(np.isnan(t), 0., t), freedom)
+
+
+def both_sides(
+    question:Question,
+) -> tuple: # p of "as claimed, beyond the effect", p of the opposite
+    "Small where the claim holds, and where its opposite does."
+    effect, kind = question.effect, question.quantifier
+    if kind == 'average':
+        mean, error, freedom = averaged(question)
+        return (float(tail_of(mean, error, freedom, effect)),
+                float(tail_of(-mean, error, freedom, effect)))
+    values = [np.asarray(each, float) for each in question.differences.values()]
+    mean = np.array([each.mean() for each in values])
+    error = np.array([each.std(ddof=1) / np.sqrt(len(each)) for each in values])
+    freedom = np.array([len(each) - 1 for each in values])
+    above, below = (tail_of(sign * mean, error, freedom, effect) for sign in (1, -1))
+    S = len(values)
+    if kind == 'all':
+        return above.max(), min(1., S * below.min())
+    if kind == 'most':
+        k = S // 2 + 1
+        return tuple(min(1., (S - k + 1) * np.sort(p)[k - 1]) for p in (above, below))
+    inside = max(tail_of(sign * mean, error, freedom, -effect).max() for sign in (1, -1))
+    return inside, min(1., 2 * S * min(above.min(), below.min()))
+
+
+def decide(
+    questions:dict, # claim -> `Question`: all claims of a paper
+    level:float=.05, # how often one or more outcomes may be false
+) -> dict: # claim -> `Outcome`
+    "Both tests of all claims by Holm's procedure: the smallest p first, until one is too large."
+    tested = {name: each for name, each in questions.items() if not each.obstacle}
+    found = [(p, name, side) for name, each in tested.items()
+             for side, p in enumerate(both_sides(each))]
+    kinds = dict.fromkeys(tested, OUTCOMES[2])
+    for rank, (p, name, side) in enumerate(sorted(found)):
+        if p > level / (len(found) - rank):
+            break
+        kinds[name] = OUTCOMES[side]
+    outcomes = {}
+    for name, each in questions.items():
+        if each.obstacle:
+            outcomes[name] = Outcome(OUTCOMES[3], reason=each.obstacle)
+        else:
+            mean, error, freedom = averaged(each)
+            half = student.ppf(.975, freedom) * error
+            outcomes[name] = Outcome(kinds[name], float(mean), float(half))
+    return outcomes
 
 # %% ../../nbs/69_papers.exhibits.ipynb #bca820ef
 STATUS = 'run', 'stand-in', 'not runnable'

@@ -4,6 +4,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'index': ['EmbeddingIndex'],
     'pictures': ['load_pictures'],
+    'refine': ['CompactIndex', 'Whitening', 'expand', 'mean_of_views', 'rerank'],
     'everyday': ['train_embedder'],
     'folders': ['index_folder', 'search_folder'],
     'browser': ['browse'],

@@ -15,124 +15,33 @@ __all__ = ['browse']
 import hashlib
 import json
 import math
-import os
-import re
 import secrets
+import shlex
 import warnings
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlencode
 
 # %% ../../nbs/59_search.browser.ipynb #84a4752f
 import numpy as np
 from fastcore.basics import patch
 from fasthtml.common import (
-    A, Body, Button, Canvas, Div, FastHTML, Figcaption, Figure, Form, H1, H2, Head, Header, Html,
-    Img, Input, Label, Link, Main, Meta, Nav, Option, P, Script, Select, Span, Table, Tbody,
-    Td, Th, Thead, Title, Tr, Wbr, to_xml)
+    A, Button, Canvas, Code, Datalist, Div, FastHTML, Figcaption, Figure, Form, H2, Img, Input, Label,
+    Option, P, Select, Span)
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from .. import DEFAULT_LOSS
-from ..data.images import small_jpeg
 from ..evaluation.relevance import per_label
-from .mistakes import Collection, numeric_settings, shown_losses, weights_of
-
-# %% ../../nbs/59_search.browser.ipynb #aba0e607
-LINKS = {'/': 'Map', '/worst': 'Worst queries', '/classes': 'Confused classes',
-         '/labels': 'Doubtful labels', '/weights': 'Pair weights'}
-
-
-def page(
-    title:str,
-    here:str, # address of the page
-    links:dict, # address -> name
-    *content, # elements
-    script:str='', # address of a script
-    again:int=0, # seconds after which to load it again
-    status:int=200,
-) -> HTMLResponse:
-    "A whole page."
-    marked = [A(name, href=address, aria_current='page' if address == here else None)
-              for address, name in links.items()]
-    head = [Meta(charset='utf-8'), Title(f'{title} · dml browse'),
-            Meta(name='viewport', content='width=device-width, initial-scale=1'),
-            Link(rel='stylesheet', href='/style.css'), Link(rel='icon', href='data:,')]
-    if again:
-        head.append(Meta(http_equiv='refresh', content=f'{again}'))
-    scripts = [Script(src=script, defer=True)] if script else []
-    whole = Html(
-        Head(*head),
-        Body(Header('dml browse', Nav(*marked, cls='bar', style='margin: 0')),
-             Main(H1(title), *content), *scripts), lang='en')
-    text = '<!doctype html>' + to_xml(whole)
-    return HTMLResponse(text.encode('utf-8', 'replace'), status_code=status)  # any name of a file
-
-
-def json_answer(
-    content:dict, # JSON values
-    status:int=200,
-) -> Response:
-    "In ASCII, which can be sent whatever the names of files are."
-    return Response(json.dumps(content, allow_nan=False), status, media_type='application/json')
-
-
-def figure(
-    collection:Collection,
-    i:int, # which picture
-    *lines, # texts below it
-    cls:str='',
-):
-    "A thumbnail that leads to the page of its picture."
-    name = collection.paths[i]
-    text = [part for line in (lines or (name,)) for part in (line, Div())][:-1]
-    return Figure(A(Img(src=f'/thumb/{i}', alt=name, loading='lazy'), href=f'/item/{i}'),
-                  Figcaption(*text), cls=cls)
-
-
-def neighbour_figures(collection, i, k=24):
-    "The neighbours of a picture, and whether they are right, on a level above, or wrong."
-    found = collection.neighbours(i, k)
-    return Div(*[
-        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j),
-               cls=right.partition(' ')[0])
-        for j, similarity, right in found], cls='grid')
+from dml_nb.search.mistakes import (
+    Collection, class_hues, corrected_table, found_by_name, numeric_settings, shown_losses,
+    weights_of)
+from .pages import (
+    LINKS, figure, json_answer, neighbour_figures, page, state_of, table_of, thumbnail, whole_number)
 
 # %% ../../nbs/59_search.browser.ipynb #dfd86583
-PER_PAGE = 60
-
-
-def thumbnail(
-    collection:Collection,
-    i:int, # which picture
-    side:int=112,
-) -> bytes: # a JPEG
-    "A small copy. Raises `LookupError` for no picture."
-    try:
-        return small_jpeg(collection.file(i), 2 * side)
-    except (OSError, ValueError) as error:
-        raise LookupError(f'picture: {collection.paths[i]} cannot be read ({error})') from error
-
-
-def state_of(
-    file:Path,
-) -> str: # for a browser, which keeps a picture as long as this stays the same
-    facts = file.stat()
-    text = f'{file} {facts.st_size} {facts.st_mtime_ns}'
-    return f'"{hashlib.sha256(os.fsencode(text)).hexdigest()}"'
-
-
-def whole_number(
-    text, # from an address
-    name:str,
-    default:int,
-) -> int:
-    "Raises `ValueError` for what is no whole number from 0 up."
-    if text is None or text == '':
-        return default
-    if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f'{name}: expected a whole number, got {text[:40]!r}')
-    return int(text)
+PER_PAGE = 60 # pictures
 
 # %% ../../nbs/59_search.browser.ipynb #08293765
 def difference(
@@ -202,6 +111,8 @@ def map(self:Pages, request):
                    aria_label='map of the embedding; the lists of the other pages show the same '
                               'pictures')
     hint = 'Point at a class to bring it forward; click or tap to keep it there.'
+    narrow = Input(type='search', id='narrow', placeholder='name of a class',
+                   aria_label='show classes of this name; Enter keeps them in front')
     return self.page(
         f'{len(seen):,} pictures, {len(seen.names):,} classes', '/', *self.noted, tools,
         Div(Div(Div(drawn, Span(id='ring', hidden=True), Span(id='tip', role='status', hidden=True),
@@ -209,13 +120,14 @@ def map(self:Pages, request):
                 P(id='said', role='status'), Div(id='picked', cls='grid')),
             Div(Div(Span(hint, id='kept', role='status', data_hint=hint),
                     Button('show all', id='release', hidden=True), cls='bar kept'),
+                narrow,
                 Div(id='legend', cls='legend scrolls', role='toolbar',
                     aria_label='classes')),
             cls='atlas'),
         P('Drag, or arrow keys; wheel, pinch, or ', Span('+ −'), '; lasso with its button, ',
           Span('l'), ' or Shift and drag; click a point for its neighbours; Escape shows all '
           f'classes again. Two directions of {seen.z.shape[1]} are shown, those in which '
-          'embeddings differ most.', cls='note'),
+          'embeddings differ most. Classes that are alike have colours that are alike.', cls='note'),
         script='/map.js')
 
 
@@ -231,7 +143,11 @@ def which(self:Pages, request):
 def map_json(self:Pages, request):
     seen = self.which(request)
     shown = self.collection
-    found = dict(pictures=len(shown), dim=seen.z.shape[1])
+    rows, labels = np.arange(len(shown)), shown.labels
+    if shown.sets is not None:
+        rows, labels = np.nonzero(shown.sets)
+    hues = class_hues(shown.z[rows], labels, len(shown.names))
+    found = dict(pictures=len(shown), hues=hues.tolist(), dim=seen.z.shape[1])
     if shown.sets is None and not shown.above:
         names = list(shown.names) + [''] * bool((shown.labels < 0).any())
         return json_answer(found | dict(names=names))
@@ -290,24 +206,37 @@ def of_other(self:Pages, j):
 
 # %% ../../nbs/59_search.browser.ipynb #7f3260a7
 @patch
-def listed(self:Pages, request, here, title, ranked, lines, text):
-    "A page of many, sixty at a time: those that `ranked` gives, with `lines` below each."
-    number = whole_number(request.query_params.get('page'), 'page', 1)
+def listed(self:Pages, request, here, title, ranked, lines, text, *above, below=lambda i: (),
+           script=''):
+    "As `sixty`, of those that `ranked` gives when the study is done."
+    whole_number(request.query_params.get('page'), 'page', 1)           # before it is waited for
     study = self.collection.studied
     if not study.finished():
         return self.waiting(title, here, study)
-    order = ranked()
+    return self.sixty(request, here, title, ranked(), lines, P(text, cls='note'), *above,
+                      below=below, script=script)
+
+
+@patch
+def sixty(self:Pages, request, here, title, order, lines, *above, below=lambda i: (), script=''):
+    "A page of many, sixty at a time, with `lines` and elements below each, and elements above all."
+    number = whole_number(request.query_params.get('page'), 'page', 1)
     last = max(1, math.ceil(len(order) / PER_PAGE))
     if not 1 <= number <= last:
         raise LookupError(f'page: expected 1 to {last}, got {number}')
     part = order[(number - 1) * PER_PAGE:number * PER_PAGE]
-    figures = [figure(self.collection, i, *lines(i)) for i in part.tolist()]
-    turn = [A('← before', href=f'{here}?page={number - 1}')] if number > 1 else []
+    figures = [figure(self.collection, i, *lines(i), below=below(i), cls='asks' if script else '')
+               for i in part.tolist()]
+
+    def turned(page):
+        return f'?{urlencode(dict(request.query_params) | dict(page=page))}'
+
+    turn = [A('← before', href=turned(number - 1))] if number > 1 else []
     turn.append(Span(f'page {number} of {last}'))
-    turn += [A('after →', href=f'{here}?page={number + 1}')] if number < last else []
+    turn += [A('after →', href=turned(number + 1))] if number < last else []
     none = [] if len(order) else [P('None was found.')]
-    return self.page(title, here, P(text, cls='note'), Div(*turn, cls='bar'), *none,
-                     Div(*figures, cls='grid'))
+    return self.page(title, here, *above, Div(*turn, cls='bar'), *none,
+                     Div(*figures, cls='grid'), script=script)
 
 
 @patch
@@ -323,52 +252,104 @@ def worst(self:Pages, request):
 @patch
 def doubted(self:Pages, request):
     seen, study = self.collection, self.collection.studied
+    root = next(place for place in (seen.root, *seen.root.parents) if place.exists())   # or a zip
+    known = hashlib.sha256(json.dumps([str(seen.out), seen.paths]).encode()).hexdigest()
+
+    def correcting(i):
+        like = str(seen.names[study.proposed[i]])
+        return (Input(type='text', list='names', data_path=seen.paths[i], placeholder='right class',
+                      aria_label=f'right class of {seen.paths[i]}'),
+                Button('take', title=f'take {like}', data_take=like))
+
+    export = Form(
+        Input(type='hidden', name='changes'), Span(id='said', role='status'),
+        Button('download the table', id='export'), Button('forget all', type='button', id='forget'),
+        method='post', action='/labels.csv', id='changes', data_of=known, cls='bar')
+    then = P('Then: ', Code(shlex.join(['dml', 'train', 'labels.csv', '--images', str(root)])),
+             cls='note')
     return self.listed(
         request, '/labels', 'Doubtful labels', study.doubted,
         lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.class_name(i)}',
                    f'like {seen.names[study.proposed[i]]}'),
         f'Pictures of which the {study.K} nearest agree on another class. They are mistakes of '
-        'the labels, or of the embedding.')
+        'the labels, or of the embedding. Corrections stay in this browser until they are in the '
+        'table, which has all pictures.', export, then,
+        Datalist(*[Option(value=str(name)) for name in seen.names], id='names'),
+        below=correcting, script='/labels.js')
+
+
+@patch
+def labels_csv(self:Pages, form):
+    "The table of all pictures with the corrections that a form holds. Raises `ValueError`."
+    try:
+        changes = json.loads(form.get('changes') or '{}')
+    except ValueError:
+        changes = None
+    if not isinstance(changes, dict):
+        raise ValueError('changes: expected labels of pictures by their paths')
+    return Response(corrected_table(self.collection, changes), media_type='text/csv',
+                    headers={'Content-Disposition': 'attachment; filename="labels.csv"'})
+
+
+@patch
+def find(self:Pages, request):
+    seen, text = self.collection, request.query_params.get('q', '')
+    classes, pictures = found_by_name(seen, text)
+    counts = np.bincount(seen.labels[seen.labels >= 0], minlength=len(seen.names))
+    links = [A(f'{seen.names[c]} ({counts[c]:,})', href=f'/class/{c}') for c in classes]
+    return self.sixty(
+        request, '', f'Found for “{text}”', np.array(pictures, dtype=int),
+        lambda i: (seen.paths[i], seen.class_name(i)), H2(f'{len(classes):,} classes'),
+        Div(*links, cls='bar'), H2(f'{len(pictures):,} pictures'))
+
+
+@patch
+def of_class(self:Pages, request, c):
+    "The pictures of a class; with `?for=` only those that are taken for another one."
+    seen, study = self.collection, self.collection.studied
+    other = whole_number(request.query_params.get('for'), 'for', -1)
+    if not (0 <= c < len(seen.names) and -1 <= other < len(seen.names)):
+        raise LookupError(f'class: expected a number below {len(seen.names)}, got {c} and {other}')
+    title = str(seen.names[c])
+    if other < 0:
+        text = 'All its pictures.'
+        has = seen.labels == c if seen.sets is None else seen.sets[:, c]
+        return self.sixty(request, '', title, np.flatnonzero(has),
+                          lambda i: (seen.paths[i],), P(text, cls='note'))
+    if seen.sets is not None:
+        raise LookupError(f'for: expected none with sets of labels, got {other}')
+    nearest = f'Its pictures whose nearest is of another class, first {seen.names[other]}.'
+    return self.listed(
+        request, '', f'{title}, taken for {seen.names[other]}', lambda: study.taken_for(c, other),
+        lambda i: (seen.paths[i],), nearest)
 
 # %% ../../nbs/59_search.browser.ipynb #9e10e9cc
-def table_of(
-    names:list, # heads of the columns of class names
-    numbers:list, # heads of the columns of numbers
-    rows:list, # of (class names, numbers)
-):
-    "A table that is never wider than its place."
-    def name(text):
-        parts = re.split(r'(?<=[._/-])', str(text))
-        return Td(*[piece for part in parts for piece in (part, Wbr())][:-1])
-
-    def row(texts, values):
-        return Tr(*[name(text) for text in texts],
-                  *[Td(f'{value}', cls='number') for value in values])
-
-    heads = [Th(text) for text in names] + [Th(text, cls='number') for text in numbers]
-    return Table(Thead(Tr(*heads)), Tbody(*[row(*each) for each in rows]))
-
-
 @patch
 def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     if not study.finished():
         return self.waiting('Confused classes', '/classes', study)
+
+    def named(c):
+        return seen.names[c], f'/class/{c}'
+
     if seen.sets is not None:
-        least = [([seen.names[row['class']]], [row['queries'], f"{100 * row['map@r']:.1f}"])
+        least = [([named(row['class'])], [(row['queries'], ''), (f"{100 * row['map@r']:.1f}", '')])
                  for row in per_label(study.report, seen.sets)[:200]]
         return self.page('Confused classes', '/classes', H2('Least found labels first'),
                          table_of(['label'], ['pictures', 'MAP@R, %'], least))
     of_class = study.report.per_class('map@r')
     pairs = study.report.confusions(top=30)
     one_of = {label: i for i, label in enumerate(seen.labels.tolist())}
-    confused = [([seen.names[row['class']], seen.names[row['taken_for']]],
-                 [row['queries'], f"{row['share']:.2f}"] + [
-                     seen.relation(one_of[row['class']], one_of[row['taken_for']])]
-                 * bool(seen.above)) for row in pairs]
-    found = [([seen.names[row['class']]],
-              [row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"])
-             for row in of_class[:200]]
+    confused, found = [], []
+    for row in pairs:
+        c, other = row['class'], row['taken_for']
+        confused.append(([named(c), named(other)], [
+            (row['queries'], f'/class/{c}?for={other}'), (f"{row['share']:.2f}", '')]
+            + [(seen.relation(one_of[c], one_of[other]), '')] * bool(seen.above)))
+    for row in of_class[:200]:
+        numbers = row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"
+        found.append(([named(row['class'])], [(value, '') for value in numbers]))
     return self.page(
         'Confused classes', '/classes', Div(
             Div(H2('Which is taken for which'),
@@ -489,6 +470,12 @@ def create_app(
     def item(request):
         return pages.item(whole_number(request.path_params['i'], 'picture', -1))
 
+    def of_class(request):
+        return pages.of_class(request, whole_number(request.path_params['c'], 'class', -1))
+
+    async def labels_csv(request):
+        return pages.labels_csv(await request.form())
+
     def missing(request, error):
         said = error.detail if isinstance(error, HTTPException) else error.args[0]
         return pages.page('Not found', '', P(f'{said}', cls='error'),
@@ -508,6 +495,7 @@ def create_app(
         '/': pages.map, '/worst': pages.worst, '/classes': pages.classes, '/labels': pages.doubted,
         '/weights': pages.weights, '/weights.json': pages.weights_json,
         '/map.json': pages.map_json, '/map.bin': pages.map_bin,
+        '/find': pages.find, '/class/{c}': of_class,
         '/item/{i}': item, '/thumb/{i}': picture, '/image/{i}': original,
     }
     for file in resources.files('dml_nb.search').joinpath('static').iterdir():
@@ -517,6 +505,7 @@ def create_app(
         answers['/compare'] = pages.compare
     for address, answer in answers.items():
         app.router.add_route(address, answer, methods=['GET'])
+    app.router.add_route('/labels.csv', labels_csv, methods=['POST'])
     return app
 
 # %% ../../nbs/59_search.browser.ipynb #3e27daa5

@@ -28,7 +28,7 @@ import torch
 from fastai.callback.core import Callback
 from fastai.callback.schedule import fit_one_cycle
 from fastai.callback.tracker import EarlyStoppingCallback, TrackerCallback
-from fastai.torch_core import default_device, no_random
+from fastai.torch_core import no_random
 from torch import nn
 
 from .. import DEFAULT_LOSS
@@ -36,7 +36,6 @@ from ..support.results import code_hash, machine, versions, write_json
 from ..support.storage import one_writer
 from ..support.validate import check_number
 from ..data.images import ImageSet, class_count, is_sets
-from ..data.transforms import crop_and_flip, jitter_images
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
@@ -46,6 +45,9 @@ from ..losses.structure import Levels, Shares
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
 from ..evaluation.relevance import evaluate_relevance, shared_labels
 from ..evaluation.retrieval import evaluate
+from .card import draw_curves, write_card
+from .choices import (
+    FreezeBody, augmentation, check_device, check_log, log_callbacks)
 from .pictures import hold_back
 
 # %% ../../nbs/58_search.everyday.ipynb #9b26321a
@@ -151,17 +153,6 @@ class Tell(Callback):
     def after_epoch(self):
         self.call('epoch', epoch_row(self.learn, self.epoch))
 
-# %% ../../nbs/58_search.everyday.ipynb #4720b319
-def usual_augmentation(
-    picture, # (C, H, W), or (F,)
-): # function (x, generator) -> x, or None for vectors
-    if picture.ndim == 1:
-        return None
-    if len(picture) == 1:
-        return jitter_images
-    height, width = picture.shape[-2:]
-    return partial(crop_and_flip, side=(height, width), pad=max(1, height // 16))
-
 # %% ../../nbs/58_search.everyday.ipynb #2e5eb829
 def write_record(
     path:Path, # of training.json
@@ -171,6 +162,12 @@ def write_record(
     settings = record['settings']
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record, seed=settings['seed'], data=settings['data'])
+
+
+#: Settings that a record of before they were there does not name.
+BEFORE = dict(depth=1, augment='auto', freeze=0)
+#: Settings that may be others when a training goes on.
+ANYWHERE = 'device', 'workers'
 
 
 def begin_record(
@@ -185,17 +182,21 @@ def begin_record(
     if not path.is_file():                              # also where --fresh was stopped before
         remove_checkpoints(path.parent/'checkpoints')
         (path.parent/'embedder'/'embedder.json').unlink(missing_ok=True)
+        for name in ('evaluations.json', 'logs/events.out.tfevents.*'):
+            for old in path.parent.glob(name):
+                old.unlink()
         record = dict(settings=settings, finished=False, curve=[])
         write_record(path, record)
         return record
     try:
         record = json.loads(path.read_text(encoding='utf-8'))
-        known, finished = dict(depth=1) | record['settings'], record['finished']
+        known, finished = BEFORE | record['settings'], record['finished']
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path}: expected a record of training, got a damaged file '
                          f'({error}); --fresh (fresh=True) begins anew') from error
     differ = [f'{name} {known.get(name)!r} there, {value!r} now'
-              for name, value in settings.items() if known.get(name) != value]
+              for name, value in settings.items()
+              if name not in ANYWHERE and known.get(name) != value]
     if differ:
         why = ''
         if known.get('epochs') != settings.get('epochs'):
@@ -214,6 +215,8 @@ def begin_record(
         if not finished and code_hash() not in codes:
             record['code'] = ', '.join([*codes, code_hash()])
             write_record(path, record)                  # now: it may be stopped before the end
+    if not finished:
+        record['settings'] = settings
     return record
 
 # %% ../../nbs/58_search.everyday.ipynb #14ffcba1
@@ -223,11 +226,12 @@ def new_embedder(
     weights, # as `create_embedder` takes them
     dim:int=None, # of a linear layer on top; None: the body's features, or 128 of a fresh body
     seed:int=0,
+    freeze:int=0, # epochs without the body, which need a head
 ) -> Embedder:
     "A network for such pictures. Raises as `create_embedder`."
     channels, *sides = images[0][0].shape
     options = dict(batch_norm=not sides)                    # vectors come in scales of their own
-    if dim is None and weights is not None:
+    if dim is None and weights is not None and not freeze:
         options['head'] = None
     fit = getattr(images.source, 'fit', 'cut') if sides else 'cut'
     return create_embedder(
@@ -275,14 +279,23 @@ def careful_learner(
     per_class:int, # M: pictures of each
     patience:int, # epochs without a better result before it stops
     seed:int=0,
-    tell=None, # as in `train_embedder`
+    tell=None, # as in `train_embedder`, and so are the others
+    device=None,
+    workers:int=0,
+    augment:str='auto',
+    freeze:int=0,
+    log=(), # callbacks from `log_callbacks`
 ): # Learner
     "A Learner that keeps the best, stops when it gets no better, and can go on after a stop."
     dls = metric_dataloaders(
-        train, valid, classes, per_class, seed=seed, augment=usual_augmentation(train[0][0]))
+        train, valid, classes, per_class, seed=seed, augment=augmentation(augment, train[0][0]),
+        num_workers=workers, device=device)
     callbacks = [
+        *log,
         StopEarly(monitor='map@r', comp=np.greater, patience=patience),
         KeepBest(out/'embedder', facts), Checkpoints(out/'checkpoints', every=25)]
+    if freeze:
+        callbacks.append(FreezeBody(freeze))
     if tell is not None:
         callbacks.append(Tell(tell))
     return metric_learner(dls, embedder, loss, cbs=callbacks)
@@ -309,6 +322,8 @@ def fit_and_record(
         curve=rows, best=max(rows, key=lambda row: row['map@r']),
         seconds=time.perf_counter() - start, embedder=kept_hash(path.parent/'embedder'),
         finished=True)
+    losses = [float(loss) for loss in learn.recorder.losses]
+    draw_curves(losses, record, path.with_name('curves.png'))
     write_record(path, record)
 
 # %% ../../nbs/58_search.everyday.ipynb #67b898f5
@@ -327,6 +342,12 @@ def train_embedder(
     held_out:float=.2, # share of the classes by which it is judged
     seed:int=0, # of what is held back, new weights and batches
     fresh:bool=False, # begin anew although the folder holds a training
+    device=None, # 'cpu', 'cuda', 'cuda:1', 'mps'; None: the GPU if there is one
+    workers:int=0, # processes that read pictures beside the one that trains
+    augment:str='auto', # 'none', 'shift', 'jitter', 'flip', 'strong'; 'auto': by kind of pictures
+    freeze:int=0, # epochs in which the body learns nothing; the network then has a head
+    log:str=None, # 'tensorboard' or 'wandb': where curves are written, too
+    command:str=None, # that asked for it, for README.md
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'
     coarse:float=.2, # weight of each level of classes over that of the next finer one
 ) -> dict: # settings, curve, before, best, seconds, embedder, finished: as in `training.json`
@@ -334,17 +355,27 @@ def train_embedder(
 
     With sets of labels the loss is given as `Shares`, with classes above the classes as `Levels`.
 
-    Raises `ValueError` for data that cannot be trained on and for a folder with another training
-    or without the network of a finished one, `OSError` for weights or files that cannot be had and
-    for a folder that another process is writing."""
+    Beside it are a card of the model (README.md) and its curves (curves.png).
+
+    Raises `ValueError` for a setting that is wrong, for data that cannot be trained on and for a
+    folder with another training or without the network of a finished one, `OSError` for weights or
+    files that cannot be had and for a folder that another process is writing."""
     check_number('lr', 1. if lr is None else lr, above=0)
     check_number('coarse', coarse, lo=0)
+    check_number('workers', workers, lo=0, integer=True)
+    check_number('freeze', freeze, lo=0, integer=True)
+    check_log(log)
+    device = check_device(device)
+    augmentation(augment, images[0][0])
     out = Path(out).expanduser()
     train, valid, how = hold_back(images, held_out, seed)
     known = class_count(train)
     arch, weights = usual_network(images, body, weights)
     lr = (3e-3 if weights is None else 3e-4) if lr is None else lr
-    embedder = new_embedder(images, arch, weights, dim, seed)
+    embedder = new_embedder(images, arch, weights, dim, seed, freeze)
+    if freeze and not any(True for _ in embedder.body.parameters()):
+        raise ValueError(f'freeze: expected 0 for a body that has nothing to learn ({arch}), got '
+                         f'{freeze}')
     loss = of_structure(loss_for(loss, known, embedder.dim, seed), images, coarse)
     data = dict(name=images.name, sha256=images.sha256())
     rule = {name: getattr(images, name)
@@ -354,18 +385,23 @@ def train_embedder(
         data=data, **rule, loss=loss_text(loss), body=arch,
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
-        held_out=held_out, held_back=how, seed=seed, device=default_device().type)
+        held_out=held_out, held_back=how, seed=seed, augment=augment, freeze=freeze,
+        device=str(device), workers=workers)
     facts = dict(data=data, **rule, loss=settings['loss'], held_back=how,
                  versions=versions(), code=code_hash(), machine=machine())
     with one_writer(out):
         record = begin_record(out/'training.json', settings, fresh)
         if not record['finished']:
+            record['sizes'] = dict(train=len(train), classes=known, valid=len(valid),
+                                   valid_classes=class_count(valid))
+            record.setdefault('command', command)
             if tell is not None:
                 tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
-            with no_random(seed):
+            with no_random(seed), log_callbacks(log, out, settings) as logs:
                 learn = careful_learner(
                     train, valid, embedder, loss, out, facts, settings['classes'], per_class,
-                    patience, seed, tell)
+                    patience, seed, tell, device, workers, augment, freeze, logs)
                 fit_and_record(learn, record, out/'training.json')
         remove_checkpoints(out/'checkpoints')
+        write_card(out)
     return record

@@ -27,6 +27,7 @@ from ..training.embedding import Embedder, _rows_of
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
 from .pictures import located
+from .refine import expand as expanded, rerank as reranked
 
 # %% ../../nbs/58_search.folders.ipynb #3ec1ffec
 def embed_part(
@@ -133,6 +134,25 @@ def open_search(
     index._check_embedder(embedder)
     return index, embedder, root
 
+# %% ../../nbs/58_search.folders.ipynb #19a15cb5
+def refined(
+    index, root, # from `open_search`
+    queries, # files
+    z, # (Q, dim) their embeddings
+    k, # answers to each
+    expand, rerank, # as `search_folder` takes them
+) -> tuple: # (Q, k) similarities and ids, as from `index.search`
+    "An exact search with what the index holds; a query in it is not its own neighbour."
+    rows, facts = index.vectors(), index.metadata()
+    places = {str((root/fact['path']).resolve()): place for place, fact in enumerate(facts)}
+    if expand:
+        own = torch.tensor([places.get(str(query), -1) for query in queries])
+        z = expanded(z, rows, expand, own=own)
+    if not rerank:
+        return index.search(z, k)
+    similarities, found = reranked(z, rows, k)
+    return similarities, torch.where(found < 0, -1, index.ids[found])
+
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def labels_in(
     fact:dict, # of a picture, as `index_folder` keeps it
@@ -145,6 +165,8 @@ def search_folder(
     out, # folder from `index_folder`
     images, # files, or one; also in a zip, as photos.zip/birds/1.jpg
     k:int=10, # answers for each
+    expand:int=0, # search with the mean of a query and so many nearest pictures
+    rerank:bool=False, # order answers by the neighbours that they share with the query, too
     label:str=None, # only pictures that have it: of a set any, or a class above; None: all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, a query itself left out.
@@ -152,17 +174,24 @@ def search_folder(
     Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
     files, for what is no picture, and for a label that no picture has."""
     check_number('k', k, lo=1, integer=True)
+    check_number('expand', expand, lo=0, integer=True)
     index, embedder, root = open_search(out)
     images = [images] if isinstance(images, (str, os.PathLike)) else list(images)
     queries = [file_at(Path(image).expanduser().resolve()) for image in images]
     where = None
     if label is not None:
+        if expand or rerank:
+            raise ValueError(f'label: expected none with expand or rerank, got {label!r}')
         known = set().union(*(labels_in(fact) for fact in index.metadata()))
         if label not in known:
             near = ', '.join(get_close_matches(label, known)) or ', '.join(sorted(known)[:5])
             raise ValueError(f'label: expected one of the index, as {near}, got {label!r}')
         where = lambda fact: label in labels_in(fact)
-    similarities, ids = index.search(embedder.embed(queries, progress=False), k + 1, where=where)
+    z = embedder.embed(queries, progress=False)
+    if expand or rerank:
+        similarities, ids = refined(index, root, queries, z, k + 1, expand, rerank)
+    else:
+        similarities, ids = index.search(z, k + 1, where=where)
     answers = []
     for query, row, numbers in zip(queries, similarities.tolist(), ids):
         found = []

@@ -13,7 +13,9 @@ Docs: https://dml-nb.github.io/dml_nb/search.mistakes.html.md"""
 __all__ = []
 
 # %% ../../nbs/58_search.mistakes.ipynb #7f009264
+import csv
 import inspect
+import io
 import math
 import os
 import threading
@@ -203,6 +205,13 @@ class Study(threading.Thread):
         self.proposed[lo:hi] = votes.argmax(1)
         self.doubt[lo:hi] = np.where(labels[lo:hi] >= 0, votes.max(1) - own, -1)
 
+    def taken_for(self, c, other) -> np.ndarray: # (n,) pictures, those that `confusions` counts
+        "Pictures of class `c` whose nearest is of another one, the nearest such of class `other`."
+        labels = self.collection.labels
+        first = self.report.per_query['mrr'].nan_to_num(0.).numpy()     # 1 / place of the first right
+        nearest = labels[self.report.nearest_wrong.numpy()]
+        return np.flatnonzero((0 < first) & (first < 1) & (labels == c) & (nearest == other))
+
     def worst(self) -> np.ndarray: # (n,) pictures with a fellow of their class, the worst first
         "By average precision as a query."
         precision = self.report.measure('map').numpy()
@@ -212,6 +221,58 @@ class Study(threading.Thread):
     def doubted(self) -> np.ndarray: # (n,) pictures with more votes for another class
         order = np.argsort(-self.doubt, kind='stable')
         return order[self.doubt[order] > 0]
+
+# %% ../../nbs/58_search.mistakes.ipynb #82791ea0
+def class_hues(
+    z:Tensor, # (N, D) embeddings
+    labels:np.ndarray, # (N,) from 0 to C − 1; −1 for none
+    classes:int, # C
+) -> np.ndarray: # (C,) degrees on the colour circle
+    "Evenly spaced hues, in the order in which the means of the classes lie around their middle."
+    known = torch.as_tensor(labels >= 0)
+    code = torch.as_tensor(labels)[known]
+    sums = torch.zeros(classes, z.shape[1], dtype=z.dtype).index_add(0, code, z[known])
+    means = sums / torch.bincount(code, minlength=classes)[:, None]     # (C, D)
+    xy = flat_map(means)
+    x, y = (xy - xy.mean(0)).T
+    hues = np.empty(classes)
+    hues[np.argsort(np.arctan2(y, x), kind='stable')] = 360 * np.arange(classes) / classes
+    return hues
+
+# %% ../../nbs/58_search.mistakes.ipynb #dce4b41a
+def found_by_name(
+    collection:Collection,
+    text:str, # words
+) -> tuple: # classes, pictures: lists of numbers
+    "Those in whose names all words occur, whatever their case."
+    words = text.casefold().split()
+
+    def holding(names):
+        return [i for i, name in enumerate(names)
+                if words and all(word in str(name).casefold() for word in words)]
+
+    return holding(collection.names), holding(collection.paths)
+
+# %% ../../nbs/58_search.mistakes.ipynb #4fe55ef7
+def corrected_table(
+    collection:Collection,
+    changes:dict, # path of a picture -> its right class
+) -> bytes: # CSV with the columns file and label
+    "Raises `ValueError` for a picture that is not there, and for a class without a name."
+    unknown = sorted(set(changes) - set(collection.paths))
+    if unknown:
+        raise ValueError(f'changes: expected pictures of the index, got {unknown[0]!r}')
+    for path, label in changes.items():
+        if not isinstance(label, str) or not label.strip():
+            raise ValueError(f'changes: expected the name of a class for {path!r}, got {label!r}')
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator='\n')
+    rows.writerow(['file', 'label'])
+    for i, path in enumerate(collection.paths):
+        label = changes.get(path, collection.class_name(i)).strip()
+        if label:
+            rows.writerow([path, label])
+    return text.getvalue().encode('utf-8', 'surrogateescape')       # names as they are on the disk
 
 # %% ../../nbs/58_search.mistakes.ipynb #65ff1c8e
 def numeric_settings(

@@ -4,19 +4,25 @@ const said = document.getElementById('said'), picked = document.getElementById('
 const legend = document.getElementById('legend'), lassoButton = document.getElementById('lasso');
 const kept = document.getElementById('kept'), release = document.getElementById('release');
 const ring = document.getElementById('ring'), tip = document.getElementById('tip');
-let xy, codes, names = [], N = 0, view = {s: 1, x: 0, y: 0}, lasso = null, lassoing = false;
+const narrow = document.getElementById('narrow');
+let xy, codes, names = [], hues = [], N = 0, view = {s: 1, x: 0, y: 0}, lasso = null, lassoing = false;
 let thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
 let members = [];                               // pictures of each class
 let labels = null, base = 0;    // of each picture, where it has several; classes that are drawn
 let chosen = new Set(), pointed = -1;           // classes kept in front, and the one pointed at
 let front = new Map();                          // class in front -> its hue there
 
-const hue = c => (c * 137.508) % 360;
-const dark = () => matchMedia('(prefers-color-scheme: dark)').matches;
-const grey = () => dark() ? '#4a4a4a' : '#c4c4c4';
+let look = {};                                  // what the style sheet says of colours
+function readLook() {
+  const style = getComputedStyle(canvas);
+  for (const name of ['behind', 'strong', 'light', 'ink']) {
+    look[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+}
+const hue = c => hues[c];                       // of the class; like classes have like hues
 const inFront = c => !front.size || front.has(c);
-const color = c => !inFront(c) ? grey() :
-  `hsl(${front.get(c) ?? hue(c)} ${names.length > 30 ? 60 : 72}% ${dark() ? 62 : 44}%)`;
+const color = c => !inFront(c) ? look.behind :
+  `hsl(${front.get(c) ?? hue(c) ?? 0} ${names[c] ? look.strong : '0%'} ${look.light})`;
 const called = c => names[c] || 'no class';
 const lead = i => labels ? labels[i].find(c => front.has(c)) ?? codes[i] : codes[i];    // shown as
 const titled = i => labels ? labels[i].map(called).join(' | ') : called(codes[i]);
@@ -37,6 +43,17 @@ function visible() {
   return found;
 }
 
+const THUMB = 44;
+function uncovered(found) {                     // one for each square of the map, at most
+  const squares = new Map(), step = (THUMB + 2) / (place.side * view.s);
+  for (const i of found) {
+    const square = `${Math.floor(xy[2 * i] / step)} ${Math.floor(xy[2 * i + 1] / step)}`;
+    const first = squares.get(square);
+    if (first === undefined || inFront(lead(i)) > inFront(lead(first))) squares.set(square, i);
+  }
+  return [...squares.values()];
+}
+
 function draw() {
   measure();
   const ratio = devicePixelRatio || 1, {w, h} = place;
@@ -51,15 +68,13 @@ function draw() {
   drawClasses(front.size ? [...front.keys()] : classes, front.size ? size + 2 : size);
   ctx.globalAlpha = 1;
   if (view.s > 2) {
-    const near = visible();
-    if (near.length <= 160) {
-      near.sort((i, j) => inFront(lead(i)) - inFront(lead(j)));
-      near.forEach(drawThumb);
-    }
+    const near = uncovered(visible());
+    near.sort((i, j) => inFront(lead(i)) - inFront(lead(j)));
+    near.forEach(drawThumb);
   }
   mark();
   if (lasso && lasso.length > 1) {
-    ctx.strokeStyle = dark() ? '#fff' : '#000';
+    ctx.strokeStyle = look.ink;
     ctx.setLineDash([5, 4]);
     ctx.beginPath();
     lasso.forEach(([x, y], j) => j ? ctx.lineTo(x, y) : ctx.moveTo(x, y));
@@ -117,7 +132,7 @@ function drawThumb(i) {
     if (thumbs.size > 2000) thumbs.delete(thumbs.keys().next().value);
   }
   if (!img.complete || !img.naturalWidth) return;
-  const w = 44, x = px(i) - w / 2, y = py(i) - w / 2;
+  const w = THUMB, x = px(i) - w / 2, y = py(i) - w / 2;
   ctx.globalAlpha = inFront(lead(i)) ? 1 : .35;
   ctx.drawImage(img, x, y, w, w);
   ctx.strokeStyle = color(lead(i));
@@ -256,10 +271,11 @@ canvas.addEventListener('keydown', e => {
 const apart = (a, b) => Math.min(Math.abs(a - b), 360 - Math.abs(a - b));
 const freeHues = [210, 28, 320, 140, 265, 55, 0, 180];
 function bringForward() {
+  readLook();
   front = new Map();
   for (const c of pointed < 0 ? chosen : new Set([...chosen, pointed])) {
     const taken = [...front.values()], room = h => Math.min(360, ...taken.map(t => apart(h, t)));
-    const own = hue(c);
+    const own = hue(c) ?? 0;
     front.set(c, room(own) >= 45 ? own : freeHues.reduce((a, b) => room(b) > room(a) ? b : a));
   }
   [...legend.children].forEach((button, c) => {
@@ -303,11 +319,23 @@ legend.addEventListener('keydown', e => {
   const steps = {ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1};
   if (e.key === 'Escape') showAll();
   else if (steps[e.key]) {
-    const next = legend.children[classOf(e) + steps[e.key]];
+    const shown = shownClasses(), at = shown.indexOf(classOf(e)) + steps[e.key];
     e.preventDefault();
-    if (next) next.focus();
+    if (shown[at] !== undefined) legend.children[shown[at]].focus();
   }
 });
+const shownClasses = () => [...legend.children].flatMap((button, c) => button.hidden ? [] : [c]);
+narrow.oninput = () => {
+  const words = narrow.value.toLowerCase().split(/\s+/).filter(Boolean);
+  [...legend.children].forEach((button, c) => {
+    button.hidden = !words.every(word => called(c).toLowerCase().includes(word));
+  });
+};
+narrow.onkeydown = e => {
+  if (e.key !== 'Enter' || !narrow.value.trim()) return;
+  chosen = new Set(shownClasses());
+  bringForward();
+};
 release.onclick = () => { showAll(); canvas.focus(); };
 lassoButton.onclick = toggleLasso;
 document.getElementById('home').onclick = home;
@@ -321,6 +349,7 @@ async function load(which) {
   const raw = await (await fetch(`/map.bin?of=${which}`)).arrayBuffer();
   N = facts.pictures;
   names = facts.names;
+  hues = facts.hues;
   xy = new Float32Array(raw, 0, 2 * N);
   codes = new Int32Array(raw, 8 * N, N);
   members = facts.members || names.map(() => []);
@@ -341,6 +370,7 @@ async function load(which) {
     legend.append(button);
   });
   hover = -1;
+  readLook();
   draw();
   bringForward();
   canvas.dataset.ready = which;

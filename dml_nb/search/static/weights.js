@@ -10,6 +10,7 @@ function image(i) {
   return img;
 }
 let images = [], shown = '';
+const look = name => getComputedStyle(canvas).getPropertyValue(`--${name}`).trim();
 
 async function ask() {
   const mine = ++asked, query = new URLSearchParams(new FormData(form));
@@ -44,6 +45,7 @@ function draw() {
   canvas.width = canvas.height = Math.round(side * ratio);
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
   ctx.clearRect(0, 0, side, side);
+  const pulled = look('right'), pushed = look('wrong');
   const cell = side / (n + 1), most = Math.max(...found.W.flat().map(Math.abs)) || 1;
   for (let i = 0; i < n; i++) {
     for (const [x, y] of [[0, i + 1], [i + 1, 0]]) {
@@ -52,12 +54,12 @@ function draw() {
     for (let j = 0; j < n; j++) {
       const w = found.W[i][j] / most;
       ctx.globalAlpha = Math.sqrt(Math.abs(w));
-      ctx.fillStyle = w < 0 ? '#0072b2' : '#d55e00';
+      ctx.fillStyle = w < 0 ? pulled : pushed;
       ctx.fillRect((j + 1) * cell, (i + 1) * cell, cell, cell);
       ctx.globalAlpha = 1;
     }
   }
-  ctx.strokeStyle = '#888';
+  ctx.strokeStyle = look('ink');
   for (let i = 0; i <= n; i++) if (i === 0 || found.labels[i] !== found.labels[i - 1]) {
     const p = (i + 1) * cell;
     ctx.beginPath(); ctx.moveTo(p, cell); ctx.lineTo(p, side);

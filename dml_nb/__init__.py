@@ -6,7 +6,7 @@ Modules:
 - `dml_nb.cli.experiments`: `dml compare` and `dml bench`: losses against each other, in accuracy and in time.
 - `dml_nb.cli.models`: `dml train`, `evaluate` and `embed`: from a folder of pictures to vectors.
 - `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
-- `dml_nb.cli.search`: `dml index`, `search` and `browse`: find pictures that look like a picture.
+- `dml_nb.cli.search`: `dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
@@ -69,7 +69,9 @@ Modules:
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.search.card`: README.md and curves.png beside a model: what it was trained on, how, and how good it is.
 - `dml_nb.search.choices`: The device, what is done to pictures, what learns from when on, and where a log is written.
+- `dml_nb.search.copies`: Find pictures that differ by a shift, a little light or their compression, and measure without them.
 - `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
+- `dml_nb.search.export`: Take a network to where there is no PyTorch, and vectors to where there are more pictures.
 - `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
 - `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.

@@ -208,19 +208,22 @@ _full_precision = {device: FullPrecision(mode) for device, mode in _modes.items(
                    if hasattr(mode, 'fp32_precision')}
 
 
-@contextmanager
 def full_precision(
     device:torch.device, # where the products run
-):
+): # a context
     """Inside, products of float32 matrices are exact to float32 (no TF32, no bfloat16 passes) and
     autocast is off. Threads may be inside together: the mode returns with the last one."""
-    has_autocast = device.type != 'meta' and torch.is_autocast_enabled(device.type)
-    with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext():
-        if torch.compiler.is_compiling():   # a graph cannot switch global flags: see `product`
-            yield
-            return
-        with _full_precision.get(device.type, nullcontext()):
-            yield
+    # a graph cannot switch global flags: see `product`
+    mode = None if torch.compiler.is_compiling() else _full_precision.get(device.type)
+    if device.type != 'meta' and torch.is_autocast_enabled(device.type):
+        return without_autocast(device, mode or nullcontext())
+    return mode or nullcontext()
+
+
+@contextmanager
+def without_autocast(device, mode):
+    with torch.autocast(device.type, enabled=False), mode:
+        yield
 
 # %% ../nbs/03_core.ipynb #d3103f70
 @torch.library.custom_op('dml_nb::product', mutates_args=())

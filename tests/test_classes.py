@@ -217,7 +217,8 @@ def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypa
     assert '1 .csv' in said and '1 .heic' in said and 'pip install "dml_nb[heif]"' in said
     for words in (['evaluate', 'model', 'photos'], ['index', 'model', 'photos'],
                   ['embed', 'model', 'photos'], ['compare', '--data', 'photos', '--epochs', 1,
-                                                 '--seeds', 1, '--losses', 'triplet', '--size', 8]):
+                                                 '--seeds', 1, '--losses', 'triplet', '--size', 8,
+                                                 '--body', 'small_convnet']):
         _, said = dml(*words)
         assert uneven in said and '1 .heic' in said, words
     _, said = dml('index', 'model', 'table.csv', *of_table)
@@ -243,6 +244,31 @@ def test_queries_are_searched_in_a_gallery(groceries, dml, monkeypatch):
     out, said = dml('evaluate', 'model', 'photos', '--gallery', 'photos')
     assert 'photos, all: 72 pictures of 6 classes, searched in photos: 72 pictures of 6' in out
     assert '72 of 72 queries are also in the gallery' in said
+
+
+def test_nothing_like_it(groceries, dml, monkeypatch):
+    "Of strangers the wished share finds something; said in text, in JSON and on a page"
+    monkeypatch.chdir(groceries)
+    save_embedder(create_embedder('small_convnet', 4, 1, 16, seed=0), 'model', depth='leaf')
+    files = sorted(map(str, Path('photos/milk').iterdir()))
+    shutil.copytree('photos/milk', 'new/milk')
+    words = ['evaluate', 'model', 'new', '--gallery', 'photos', '--false-accepts', .25]
+    out, _ = dml(*words)
+    assert 'and 25 % would find something if it were not there' in out
+    threshold = json.loads(dml(*words, '--json')[0])['threshold']
+    assert threshold['queries'] == 12 and threshold['true_accepts'] == 1     # its copy is there
+    Path('photos/milk').rename('milk')                      # now they are strangers
+    dml('index', 'model', 'photos')
+    strangers = [f'new/milk/{Path(file).name}' for file in files]
+    answers = json.loads(dml('search', 'runs/index', *strangers, '--json')[0])
+    assert sum(bool(answer['found']) for answer in answers) == 3
+    nothing = [answer['nothing_like_it'] for answer in answers if not answer['found']]
+    assert all(each['nearest']['similarity'] < each['least'] == threshold['similarity']
+               for each in nothing)
+    out, _ = dml('search', 'runs/index', *strangers, '--html', 'like.html')
+    assert out.count('nothing like it') == Path('like.html').read_text().count('nothing like it') == 9
+    out, _ = dml('search', 'runs/index', *strangers, '--least', -1, '--json')
+    assert all(len(answer['found']) == 10 for answer in json.loads(out))
 
 
 def test_a_burst_never_answers_itself(groceries, dml, monkeypatch):

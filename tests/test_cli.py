@@ -25,10 +25,11 @@ import dml_nb
 from dml_nb.support import storage
 from dml_nb.data import sources as data
 from dml_nb.experiments import benchmark, compare, store
-from dml_nb.search import browser as pages, card, choices, everyday, folders, pictures
+from dml_nb.search import (
+    browser as pages, card, choices, copies, everyday, export, folders, pictures)
 from dml_nb.support.storage import one_writer
 from dml_nb.cli import app
-from dml_nb.training import create_embedder, embedding, save_embedder
+from dml_nb.training import create_embedder, embedding, load_embedder, save_embedder
 from dml_nb.papers.exhibits import Exhibit
 from dml_nb.training.recovery import finished_folders
 
@@ -137,8 +138,11 @@ def test_a_comparison_says_which_runs_are_of_other_code(whole, tmp_path, dml):
 @pytest.mark.long
 def test_one_seed_has_no_interval(tmp_path, dml):
     run = dml(*small, '--seeds', 1, '--out', tmp_path)
-    assert run.returncode == 0 and '± –' in run.stdout and results(tmp_path)['seed'] == 0
-    assert 'One seed, so no interval' in (tmp_path/'report.html').read_text(encoding='utf-8')
+    assert run.returncode == 0 and results(tmp_path)['seed'] == 0
+    assert 'one seed, too few to compare losses; intervals need three' in run.stdout
+    assert 'raw pixels' in run.stdout and '(' not in run.stdout
+    report = (tmp_path/'report.html').read_text(encoding='utf-8')
+    assert 'one seed, too few to compare losses; intervals need three' in report
 
 
 @pytest.mark.long
@@ -254,7 +258,7 @@ def test_said_before_anything_heavy_is_imported(mistake, tmp_path):
     assert not (tmp_path/'out').exists()
 
 
-COMMANDS = 'train evaluate embed index search browse compare reproduce bench'.split()
+COMMANDS = 'train evaluate embed index search duplicates browse export compare reproduce bench'.split()
 
 
 @pytest.mark.parametrize('words, said', [
@@ -380,8 +384,9 @@ def test_folder_of_pictures(tmp_path, dml):
     assert is_one_line(dml(*options), 'square')
     (tmp_path/'data'/'<2>'/'broken.png').write_bytes(b'no picture')
     (tmp_path/'data'/'later').mkdir()
-    run = dml(*options, '--size', 16)
+    run = dml(*options, '--size', 16, '--body', 'small_convnet')
     assert run.returncode == 0, run.stderr
+    assert 'small_convnet from nothing, 16 × 16 pixels' in run.stdout
     empty, broken = run.stderr.splitlines()
     assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4
@@ -455,16 +460,19 @@ typed = {                   # each parameter of each command, at a value that is
              '--lr 0.02 --held-out 0.3 --seed 4 --device cpu --workers 2 --augment none --freeze 3 '
              '--log wandb --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --multi-label , --levels '
-                '--level genus --json',
+                '--column label=kind --images x --group folder --false-accepts 0.3 '
+                '--multi-label , --levels --level genus --json',
     'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x '
              '--multi-label , --json',
-    'index': 'model photos --out out --kind hnsw --depth 4 --column label=kind --images x '
-             '--multi-label , --levels --level genus --json',
-    'search': 'index a.png b.png -k 3 --expand 2 --rerank --label wren --html like.html --json',
+    'index': 'model photos --out out --kind hnsw --fresh --add --remove --depth 4 '
+             '--column label=kind --images x --multi-label , --levels --level genus --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --label wren --html like.html --json',
+    'duplicates': 'photos --out copies.csv --html copies.html --least .9 --depth 4 '
+                  '--column label=kind --images x --json',
     'browse': 'index --other older --port 1234',
+    'export': 'index --onnx a.onnx --pictures x --parquet b.parquet --json',
     'compare': '--data folder:photos --losses cit,triplet --seeds 2 --epochs 5 --out out --turn '
-               '--size 9 --depth 2 --threads 3 --fresh --accept-other-code',
+               '--body resnet18 --weights DEFAULT --size 9 --depth 2 --threads 3 --fresh --accept-other-code',
     'reproduce': '003/figure5 --scale medium --out out --workers 2 --json --accept-other-code',
     'bench': 'losses --out out --quick --threads 2 --json',
 }
@@ -578,6 +586,9 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
+    assert found['threshold']['false_accepts'] == .3
+    assert load_embedder(tmp_path/'model').facts == dict(depth=3, threshold=found['threshold'])
+    assert load_embedder(tmp_path/'model').sha256() == model.sha256()
     kept = json.loads(json.dumps(adding.pop('facts')))
     assert {name: found[name] for name in kept} == kept
     assert adding == dict(out=Path('.'), command=f"dml evaluate {typed['evaluate']}")
@@ -585,7 +596,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '
                            'pictures of 4 classes\n')
-    assert len(text.partition('least found (MAP@R in %): ')[2].split(',')) == 2
+    least_found = text.partition('least found (MAP@R in %): ')[2].splitlines()[0]
+    assert len(least_found.split(',')) == 2
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
     assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
@@ -626,9 +638,11 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
 
 
 def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
-    answer = dict(root='photos', pictures=9, first='photos/a b.png', skipped={'x.png': 'x.png is none'})
+    answer = dict(root='photos', pictures=9, new=1, changed=2, gone=3, kept=6,
+                  first='photos/a b.png', skipped={'x.png': 'x.png is none'})
     making = arriving(folders, 'index_folder', answer)
-    run = pressed('index')
+    without = '--add', '--remove'
+    run = pressed('index', *without)
     assert json.loads(run.stdout) == dict(answer, index='out')
     assert run.stderr == 'dml: left out x.png is none\n'
     making.pop('tell')(3, 9)
@@ -636,9 +650,73 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
-    assert making == dict(folder='photos', kind='hnsw', **ruled(4, multi_label=',', levels='genus'))
-    text = pressed('index', '--json').stdout
-    assert text == '9 pictures are in out, 1 left out; next: dml search out \'photos/a b.png\'\n'
+    assert making == dict(folder='photos', kind='hnsw', fresh=True, **ruled(4, multi_label=',',
+                                                                           levels='genus'))
+    text = pressed('index', '--json', *without).stdout
+    said = '9 pictures are in out (1 new, 2 changed, 3 gone, 6 kept), 1 left out'
+    assert text == f"{said}; next: dml search out 'photos/a b.png'\n"
+
+
+def test_export_passes_every_option_on(pressed, dml, arriving, model, index_folders, tmp_path):
+    made = create_embedder('small_convnet', 4, 1, 12, seed=0)
+    opened = arriving(folders, 'open_search', (None, made, None))
+    checked = dict(checked=dict(pictures=7, largest_difference=2e-7))
+    network = arriving(export, 'export_onnx', checked)
+    vectors = arriving(export, 'export_parquet', dict(rows=9, dim=4))
+    is_one_line(pressed('export'), '--pictures: expected a folder or a file, got x')
+    (tmp_path/'x').mkdir()
+    found = json.loads(pressed('export').stdout)
+    assert found == dict(onnx=checked, parquet=dict(rows=9, dim=4))
+    assert network == dict(embedder=made, path='a.onnx', pictures='x') and opened
+    assert vectors == dict(index='index', path='b.parquet')
+    text = pressed('export', '--json').stdout.splitlines()
+    assert text == ['the network is in a.onnx; on 7 pictures it differs from PyTorch by 2e-07 at most',
+                    '9 vectors of 4 numbers are in b.parquet']
+    assert dml('export', 'model', '--onnx', 'a.onnx').returncode == 0
+    assert network['embedder'].size == [8, 12]
+    is_one_line(dml('export', 'model', '--parquet', 'b.parquet'), 'no index in it')
+    is_one_line(dml('export', 'x', '--onnx', 'a.onnx'), 'expected a folder made by dml train')
+    is_one_line(dml('export', 'model'), '--onnx, --parquet: expected a file to write, got none')
+    is_one_line(dml('export', 'index', '--parquet', 'b.csv'), 'ends in .parquet, got b.csv')
+
+
+@pytest.mark.parametrize('words', [[], ['--body', 'resnet18'], ['--weights', 'DEFAULT']])
+def test_weights_that_cannot_be_had_are_said_before_a_picture_is_read(
+        dml, words, tmp_path, monkeypatch):
+    def download(*args, **kwargs):
+        raise OSError('no network')
+
+    for i in range(4):
+        (tmp_path/'photos'/str(i)).mkdir(parents=True)
+        (tmp_path/'photos'/str(i)/'1.png').write_bytes(b'never read')
+    monkeypatch.setenv('DML_NB_DATA', str(tmp_path))
+    monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url', download)
+    words = ['train', tmp_path/'photos', '--out', tmp_path/'out', *words]
+    is_one_line(dml(*words), 'no network', '--weights FILE', '--weights none (weights=None)')
+    assert not (tmp_path/'out').exists()
+    assert 'pictures could not be read' in dml(*words[:4], '--weights', 'none').stderr
+
+
+def test_adding_and_removing_pass_every_option_on(dml, arriving, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ['index', 'model', 'photos', '--out', 'out', '--json']
+    is_one_line(dml(*words, '--add'), 'no index in it')
+    (tmp_path/'out').mkdir()
+    (tmp_path/'out'/'index.json').write_text('{}')
+    answer = dict(pictures=9, gone=1, kept=9, first='a.png')
+    making = arriving(folders, 'add_pictures', answer)
+    rule = ['--depth', '4', '--column', 'label=kind', '--images', 'x']
+    assert json.loads(dml(*words, *rule, '--add').stdout) == answer | dict(index='out')
+    for name in ('embedder', 'tell', 'kept'):
+        assert making.pop(name)
+    assert making == dict(data='photos', out=making['out'], **ruled(4, multi_label=',',
+                                                                           levels='genus'))
+    taking = arriving(folders, 'remove_pictures', answer)
+    text = dml(*words[:-1], '--remove').stdout
+    assert text == '9 pictures are in out (1 gone, 9 kept); next: dml search out a.png\n'
+    assert taking == dict(data='photos', out=making['out'])
+    for more in (['--add', '--remove'], ['--add', '--kind', 'flat'], ['--remove', '--fresh']):
+        is_one_line(dml(*words, *more), 'expected one of them')
 
 
 @pytest.fixture
@@ -658,11 +736,31 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
     assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True,
-                             label='wren')
+                             least=.4, label='wren')
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'
     assert text == ['a.png', line, 'b.png', line, 'wrote like.html']
+
+
+def test_duplicates_passes_every_option_on(pressed, arriving, tmp_path):
+    (tmp_path/'photos').mkdir()
+    group = dict(files=['b.png', 'a.png'], likeness=.95)
+    answer = dict(root='photos', pictures=9, least=.9, groups=[group], rows=[],
+                  skipped={'x.png': 'x.png is none'})
+    finding = arriving(copies, 'find_duplicates', answer)
+    writing, showing = (arriving(copies, f'duplicates_{what}') for what in ('table', 'page'))
+    run = pressed('duplicates')
+    assert json.loads(run.stdout) == {name: answer[name] for name in answer if name != 'rows'}
+    assert run.stderr == 'dml: left out x.png is none\n'
+    finding.pop('tell')(3, 9)
+    assert finding == dict(data='photos', least=.9, rule=ruled(4))
+    assert writing == dict(found=answer, path=Path('copies.csv'))
+    assert showing == dict(found=answer, path=Path('copies.html'))
+    assert pressed('duplicates', '--json').stdout.splitlines() == [
+        'photos: 2 of 9 pictures have near-copies, in 1 group, by a likeness of 0.900 or more',
+        '   2  0.950  b.png, a.png', 'wrote copies.html',
+        'wrote copies.csv; next: dml evaluate MODEL copies.csv --images photos --group group']
 
 
 def test_browse_passes_every_option_on(pressed, arriving, index_folders, capsys):
@@ -693,6 +791,8 @@ def test_compare_passes_every_option_on(pressed, monkeypatch, arriving, shades, 
     for recipe in seen:
         assert (recipe.threads, recipe.epochs, recipe.data) == (3, 5, 'folder:photos')
         assert (recipe.size, recipe.depth) == (9, 2) and recipe.turned == (recipe.split == 'class')
+    assert {(recipe.arch, recipe.weights, recipe.lr) for recipe in seen} == {
+        ('resnet18', 'DEFAULT', 3e-4)}
     assert {(recipe.loss, recipe.seed) for recipe in seen} == {
         ('cit', 0), ('cit', 1), ('triplet', 0), ('triplet', 1)}
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -92,10 +93,12 @@ def test_weights_that_there_are_not(arch, weights):
 
 def test_a_failed_download_is_said(monkeypatch):
     def download(*args, **kwargs):
-        raise OSError('no network')
+        raise fault
     monkeypatch.setattr('torchvision.models._api.load_state_dict_from_url', download)
-    with pytest.raises(OSError, match='resnet18.*could not be downloaded .no network'):
-        create_embedder('resnet18', weights='DEFAULT')
+    for fault in (OSError('no network'), RuntimeError('no network, other bytes')):
+        with pytest.raises(OSError, match='resnet18.*could not be downloaded .no network.*'
+                                          '--weights FILE .*--weights none'):
+            create_embedder('resnet18', weights='DEFAULT')
 
 
 def test_a_transformer_takes_weights_of_another_side():
@@ -307,9 +310,27 @@ def test_ambiguous_arrays():
     assert vectors.embed(np.zeros(7)).shape == (1, 4)
     assert vectors.embed(np.zeros((2, 7))).shape == (2, 4)
     integers = torch.zeros(2, 8, 8, dtype=torch.int64)
-    for wrong in (torch.zeros(2, 2, 8, 8), integers, np.float32(1), None, [None]):
-        with pytest.raises((ValueError, TypeError), match='images: '):
+    several = torch.zeros(2, 2, 8, 8), integers, [None], [np.zeros((8, 8), 'uint8'), b'none']
+    for place, wrong in zip((0, 0, 0, 1), several):
+        with pytest.raises((ValueError, TypeError), match=rf'^images\[{place}\]: expected'):
             grey.embed(wrong)
+    for wrong in (np.float32(1), None, b'none', BytesIO(b'none'), torch.full((8, 8), 2.)):
+        with pytest.raises((ValueError, TypeError), match='^images: expected'):
+            grey.embed(wrong)
+
+
+def test_open_files_are_read_from_their_beginning_and_stay_open(tmp_path):
+    embedder = create_embedder('small_convnet', 4, 3, 8, 0)
+    path = tmp_path/'a.png'
+    Image.fromarray(np.arange(192, dtype='uint8').reshape(8, 8, 3)).save(path)
+    expected = embedder.embed(path)
+    with open(path, 'rb') as file:
+        file.read()                                     # as whoever has saved an upload
+        found = embedder.embed([file, path, file.name, file, memoryview(path.read_bytes())])
+        assert not file.closed
+    torch.testing.assert_close(found, expected.expand(5, -1))
+    with open(path, encoding='latin-1') as text, pytest.raises(ValueError, match='expected a pict'):
+        embedder.embed(text)
 
 
 def test_embedding_in_batches_leaves_the_network_alone():

@@ -455,7 +455,7 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     time.sleep(.2)                          # what has only just been written is not kept
     asked = all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
                    kind='hnsw', tell=lambda *done: told.append(done), depth=2, columns={},
-                   images=folder, multi_label='|', levels='folders')
+                   images=folder, fresh=True, multi_label='|', levels='folders')
     with pytest.raises(TypeError, match='expected an option of folder'):
         index_folder(**asked)
     index_folder(**asked | dict(columns=None, images=None, multi_label=None))

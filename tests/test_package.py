@@ -45,6 +45,7 @@ def settings():
     ('dml_nb.search.folders', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
     ('dml_nb.search.pictures', heavy),
     ('dml_nb.search.mistakes', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
+    ('dml_nb.search.copies', ('fastai', 'sympy', 'matplotlib', 'torchvision', 'fasthtml')),
     ('dml_nb.data.pixels', heavy),
     ('dml_nb.training.bodies', heavy),
     ('dml_nb.training.embedding', ('fastai', 'torchvision', 'fasthtml'))])

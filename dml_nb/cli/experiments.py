@@ -30,25 +30,27 @@ def print_table(
     results:dict, # from `run_all`
     console:Console,
 ):
-    "Means ± intervals, as the report has them."
+    "Means and intervals, as the report has them."
     from dml_nb.experiments.compare import MEASURES
-    from dml_nb.experiments.report import NAMES, plus_minus
-    seeds = results['table'][0]['seeds']
+    from dml_nb.experiments.report import NAMES, network_text, seeds_text, with_interval
+    keys = [key for key in MEASURES if key in results['table'][0]]
+    network = network_text(results)
+    lines = [f'{results["data"]["name"]}{network and ", "}{network}',
+             f'{seeds_text(results["table"][0]["seeds"])}; R@1 and MAP@R in %']
+    for line in lines:
+        console.print(line, style='italic', highlight=False, markup=False, soft_wrap=True)
     table = plain_table(
-        title=(
-            f'{results["data"]["name"]}: mean ± 95 % interval (Student-t) over {seeds} '
-            f'seed{"s" if seeds > 1 else ""}; R@1 and MAP@R in %'),
         caption='unseen: classes that were not in training',
         caption_justify='left',
         collapse_padding=True,
     )
     table.add_column('')
-    keys = [key for key in MEASURES if key in results['table'][0]]
     for key in keys:
         above = 'unseen' if key.startswith('unseen') else ''
         table.add_column(f'{above}\n{NAMES[key]}', justify='right', no_wrap=True)
     for row in results['table']:
-        table.add_row(row['loss'], *(plus_minus(row[key], key) for key in keys))
+        between = ' ' if len(keys) < 4 else '\n'            # as wide as a terminal
+        table.add_row(row['loss'], *(with_interval(row[key], key, between) for key in keys))
     console.print(table)
 
 # %% ../../nbs/68_cli.experiments.ipynb #14b6a601
@@ -106,10 +108,14 @@ def run_compare(
         help='Names with commas between them; FILE.py:CLASS is one of your own.',
     )] = f'{DEFAULT_LOSS},multi_similarity,triplet',
     seeds:Annotated[int, typer.Option(
-        min=1, help='Trainings per loss and question: seeds 0, 1, ... One has no interval.')] = 3,
+        min=1, help='Trainings per loss and question: seeds 0, 1, ... Intervals begin with three.')] = 3,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the training images.')] = 3,
     out:Annotated[str, typer.Option(
         help='Folder of results.json, report.html and finished runs.')] = 'runs/compare',
+    body:Annotated[str, typer.Option(
+        help='The network, as resnet18 or timm:NAME; auto: by the kind of pictures.')] = 'auto',
+    weights:Annotated[str, typer.Option(
+        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained.')] = 'auto',
     turn:Annotated[bool, typer.Option(
         '--turn/--no-turn',
         help='For unseen classes: train on each image in its eight positions, as eight classes.',
@@ -130,8 +136,8 @@ def run_compare(
     Two questions are asked of each loss. Can it find like images among held-out images of all
     classes? And among classes that it never saw in training (the second half of them)? Where a set
     is published with classes held back, as glyphs is, only these are measured. Raw pixels and
-    the untrained network answer too: only what lies above both was learned. The table shows means
-    and 95 % intervals over seeds.
+    the untrained network answer too: only what lies above both was learned. The table shows the
+    network, the size of its pictures and its steps, and means and 95 % intervals over seeds.
 
     What cannot be read is left out and named.
 
@@ -144,6 +150,8 @@ def run_compare(
         check_data(data, '--data')
         folder = writable_folder(out)                       # nothing heavy is loaded before this
         check_losses(names, '--losses')
+        from dml_nb.search.everyday import check_body, usual_network
+        check_body(body)                                    # before any reading
         from dml_nb.data.sources import load_data, options_of
         taken = options_of(data)
         options = {} if size is None else dict(size=size)
@@ -162,6 +170,8 @@ def run_compare(
                 if 'on_error' in taken:                     # as `dml train`; warns and names one
                     options |= dict(on_error='skip', tell=tell)
                 images = load_data(data, **options)
+            arch, start = usual_network(images, body, weights)
+            settings |= dict(arch=arch, weights=start)
             run_comparison(images, settings, folder, fresh, accept_other_code)
 
 # %% ../../nbs/68_cli.experiments.ipynb #7c38be94

@@ -217,7 +217,8 @@ def run_train(
     body:Annotated[str, typer.Option(
         help='The network, as resnet18 or timm:NAME; auto: by the kind of pictures.')] = 'auto',
     weights:Annotated[str, typer.Option(
-        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained.')] = 'auto',
+        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained, downloaded if '
+             'need be.')] = 'auto',
     dim:Annotated[int, typer.Option(
         min=1, help='Numbers in an embedding; the body decides if it is not given.')] = None,
     size:Annotated[int, typer.Option(
@@ -282,11 +283,12 @@ def run_train(
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints', 'pixels'])
         check_losses([loss], '--loss')
         from dml_nb.data.sources import options_of
-        options_of(data)                                    # says what is no name of data
+        taken = options_of(data)                            # says what is no name of data
         from dml_nb.experiments.recipe import naming_own
         from dml_nb.data.pixels import KeptPixels
         from dml_nb.search.choices import check_augment, check_device, check_log
-        from dml_nb.search.everyday import check_body, train_embedder
+        from dml_nb.search.everyday import check_body, train_embedder, usual_network
+        from dml_nb.training.networks import check_weights
         from dml_nb.search.pictures import load_pictures
         for check, value in ((check_body, body), (check_device, device), (check_log, log),
                              (check_augment, augment)):
@@ -295,6 +297,9 @@ def run_train(
         if {'multi_label', 'levels'} & set(rule):
             from dml_nb.losses.structure import check_inner
             check_inner(make_loss(2, 8), needs_classes='levels' in rule)
+        if body != 'auto' or 'depth' in taken or 'columns' in taken:        # files of the user's
+            shape = (1 if grey else 3, size or 128, size or 128)
+            check_weights(*usual_network(shape, body, weights))             # before any reading
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell, KeptPixels(folder/'pixels') as kept:
@@ -469,6 +474,60 @@ def groups_together(
     return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
 
 
+def fitted(
+    z, # (B, D) tensor
+    labels, # (B,)
+    sides:dict, # the other arguments of `verify_search`
+    wished:float, # share of strangers that may find something
+) -> dict: # similarity, false_accepts, true_accepts, queries
+    "The threshold for a search. Raises `ValueError` where no similarity gives that share."
+    from dml_nb.evaluation.verification import verify_search
+    report = verify_search(z, labels, **sides)
+    if wished * report.negatives < 1:
+        raise ValueError(f'--false-accepts: expected at least {1 / report.negatives:.3g}, one of '
+                         f'{report.negatives:,} queries, got {wished:g}')
+    similarity = report.threshold_at(wished)
+    if similarity > 1.01:                                   # infinite: the very first are ties
+        raise ValueError(f'--false-accepts: expected a share at which some query finds something, '
+                         f'got {wished:g}; the most similar answers are wrong and tie')
+    return dict(similarity=min(similarity, 1.), false_accepts=wished,
+                true_accepts=report.tar(wished), queries=report.negatives)
+
+
+def keep_fact(
+    embedder, # `Embedder`
+    path:str, # as `model_folder` takes it
+    **facts, # JSON values
+):
+    "Beside the network; an earlier one of that name is replaced."
+    from dml_nb.training.features import save_embedder
+    embedder.facts = embedder.facts | facts
+    save_embedder(embedder, model_folder(path), **embedder.facts)
+
+
+def copies_text(
+    found, # from `without_copies`
+) -> str: # '' where near-copies make no difference, or pixels cannot tell
+    if found is None or found['share'] < .01:
+        return ''
+    if not found['unmatched'] and abs(found['recall@1'] - found['before']) < .005:
+        return ''
+    lonely, rest = found['unmatched'], found['recall@1']
+    left = 'no query has an answer' if rest is None else f'R@1 is {100 * rest:.1f} %'
+    nothing = f'; {lonely:,} queries then have nothing to find' if lonely else ''
+    return (f"{100 * found['share']:.0f} % of the right answers are near-copies of the query; "
+            f'without them {left}{nothing}. dml duplicates lists near-copies')
+
+
+def threshold_text(
+    threshold:dict, # from `fitted`
+) -> str:
+    return (f"from a similarity of {threshold['similarity']:.3f} on, "
+            f"{100 * threshold['true_accepts']:.1f} % of the queries find their class, and "
+            f"{100 * threshold['false_accepts']:g} % would find something if it were not there; the "
+            'model and its indexes keep it, and below it dml search says "nothing like it"')
+
+
 def by_sets(z, labels, gallery=None, gallery_labels=None, groups=None, gallery_groups=None):
     "As `evaluate`, where a picture is right that shares a label."
     import torch
@@ -536,6 +595,11 @@ def run_evaluate(
     column:Columns = [],
     images:Images = None,
     group:Group = None,
+    false_accepts:Annotated[float, typer.Option(
+        help='Fit the similarity at which this share of pictures whose class is not there would '
+             'find something, as .05, and keep it in the model: below it, dml search says '
+             '"nothing like it".',
+    )] = None,
     multi_label:MultiLabel = None,
     levels:Levels = False,
     level:Level = [],
@@ -547,7 +611,8 @@ def run_evaluate(
 
     Each picture is searched in the gallery, as people search what is new in what they have; those
     whose class is not there are counted apart. Without a gallery every picture is searched among
-    all others, which flatters where several show one thing; --group says which do. R@K: is one of
+    all others, which flatters where several show one thing; --group says which do. Near-copies by
+    their pixels are counted: how much of R@1 they are, and R@1 without them. R@K: is one of
     the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
@@ -556,18 +621,23 @@ def run_evaluate(
     the model."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
+        if false_accepts is not None:
+            check_above_0('--false-accepts', false_accepts, below=1)
         model_folder(model)
         for place, option in ((data, 'data'), (gallery or data, '--gallery')):
             check_data(place, option)                       # nothing heavy is loaded before this
         embedder = load_model(model)
+        from dml_nb.search.copies import grey_of, without_copies
         on_error = 'skip' if part == 'held-out' else 'later'    # the split depends on all of them
         with kept_pixels(model) as kept:
             pictures = pictures_for(embedder, data, rule, on_error, kept)
             pictures, part = chosen_part(model, pictures, part)
             z, pictures = embedded(embedder, pictures)
+            greys = [grey_of(pictures)]
             if gallery is not None:
                 others = pictures_for(embedder, gallery, rule, 'later', kept)
                 of_others, others = embedded(embedder, others)
+                greys.append(grey_of(others))
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
         from dml_nb.data.images import class_count, is_sets
@@ -579,13 +649,23 @@ def run_evaluate(
             if class_count(pictures) < 2:
                 raise ValueError(f'{pictures.name}: expected at least two classes, or a --gallery, '
                                  f'got {counted(pictures)}')
-            report = measure(z, labels, groups=groups_together(pictures)[0])
+            sides = dict(groups=groups_together(pictures)[0])
         else:
             names, labels, labels_of_others = labels_together(pictures, others)
             groups, groups_of_others = groups_together(pictures, others)
-            report = measure(z, labels, of_others, labels_of_others, groups=groups,
-                             gallery_groups=groups_of_others)
+            sides = dict(gallery=of_others, gallery_labels=labels_of_others, groups=groups,
+                         gallery_groups=groups_of_others)
+        report = measure(z, labels, **sides)
+        if gallery is not None:
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
+        sets = is_sets(labels)
+        among['near_copies'] = None if sets else without_copies(z, labels, sides, report, *greys)
+        if sets and false_accepts is not None:
+            raise ValueError('--false-accepts: expected one class for each picture, got sets')
+        if false_accepts is not None:
+            data_of = pictures.name if gallery is None else f'{pictures.name} in {others.name}'
+            among['threshold'] = dict(fitted(z, labels, sides, false_accepts), data=data_of)
+            keep_fact(embedder, model, threshold=among['threshold'])
         levels = {}
         if pictures.above and gallery is None:
             levels = by_levels(z, pictures, report, groups_together(pictures)[0])
@@ -613,7 +693,14 @@ def run_evaluate(
             table.add_column(name, justify='left' if name == 'measure' else 'right')
         for key, (low, high) in low_high.items():
             table.add_row(key, f'{100 * report[key]:.1f}', f'{100 * low:.1f} to {100 * high:.1f}')
+            rest = among['near_copies']
+            if key == 'recall@1' and copies_text(rest) and rest['interval']:
+                low, high = rest['interval']
+                table.add_row('  without near-copies', f"{100 * rest['recall@1']:.1f}",
+                              f'{100 * low:.1f} to {100 * high:.1f}')
         console.print(table)
+        if said := copies_text(among['near_copies']):
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
         for line in lines_of_levels(levels):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         if rows:
@@ -624,6 +711,9 @@ def run_evaluate(
                 f"{report['unmatched']:,} of {report['queries']:,} queries have no picture of "
                 'their class to find and are left out of the means', highlight=False, markup=False,
                 soft_wrap=True)
+        if false_accepts is not None:
+            console.print(threshold_text(among['threshold']), highlight=False, markup=False,
+                          soft_wrap=True)
 
 # %% ../../nbs/68_cli.models.ipynb #96f162aa
 @app.command('embed')

@@ -1,7 +1,8 @@
-"""`dml index`, `search` and `browse`: find pictures that look like a picture.
+"""`dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
 
-`dml index` embeds a folder of pictures, `dml search` finds what is like a picture, and `dml browse`
-shows the folder in a browser.
+`dml index` embeds a folder of pictures, `dml search` finds what is like a picture, `dml duplicates`
+lists near-copies, `dml browse` shows the folder in a browser, and `dml export` writes network and
+vectors for other programs.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.search.html.md"""
 
@@ -21,20 +22,54 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Columns, Images, Json, Level, Levels, MultiLabel, app, fail, no_empty_folder, progress_bar, stopped_writing,
-    told_in_one_line, writable_folder)
+    Columns, Depth, Images, Json, Level, Levels, MultiLabel, app, check_above_0, fail, no_empty_folder, progress_bar,
+    reading_bar, stopped_writing, told_in_one_line, writable_folder)
 from .models import (
-    DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model)
+    DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model, model_folder)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
+Source = Annotated[str, typer.Argument(
+    help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of them.')]
+
+
+def say_index(
+    found:dict, # from `index_folder`, `add_pictures` or `remove_pictures`
+    folder:Path, # of the index
+    json_:bool, # print it all as JSON
+):
+    "How many pictures are in the index, and what became of them."
+    skipped = found.get('skipped', {})
+    for why in skipped.values():
+        print(f'dml: left out {why}', file=sys.stderr)
+    if json_:
+        print(json.dumps(found | dict(index=str(folder))))
+        return
+    text = f"{found['pictures']:,} pictures are in {folder}"
+    if found['pictures'] != found.get('new'):               # there were some before
+        numbers = [f'{found[name]:,} {name}' for name in ('new', 'changed', 'gone', 'kept')
+                   if name in found]
+        text += f" ({', '.join(numbers)})"
+    left = f', {len(skipped)} left out' if skipped else ''
+    following = shlex.join(['dml', 'search', str(folder), found['first']])
+    print(f'{text}{left}; next: {following}')
+
+
 @app.command('index')
 def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(
-        help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of them.')],
+        help='A folder of pictures, at any depth; a .zip of such a folder; a .csv of them; or one '
+             'picture.')],
     out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
-        help='flat (exact), or hnsw or ivfpq for millions of pictures.')] = 'flat',
+        help='flat (exact), or hnsw or ivfpq for millions of pictures; flat, or that of the index '
+             'that is there, if it is not given.')] = None,
+    add:Annotated[bool, typer.Option(
+        '--add', help='Add these pictures to the index, and leave all others in it.')] = False,
+    remove:Annotated[bool, typer.Option(
+        '--remove', help='Remove these pictures from the index; the files stay.')] = False,
+    fresh:Annotated[bool, typer.Option(
+        '--fresh', help='Embed every picture, also those that are in the index.')] = False,
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
@@ -43,35 +78,41 @@ def run_index(
     level:Level = [],
     json_:Json = False,
 ):
-    """Put every picture of a folder, a zip or a table into an index, to be searched.
+    """Put every picture of a folder, a zip or a table into an index, to be searched; again, to bring
+    it up to date.
 
     Example: dml index runs/photos photos --out runs/index
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
-    needs; an index that is there is replaced."""
+    needs. If it holds an index of the same folder and model, only new and changed files are
+    embedded, and those that are gone leave it; any other index is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         rule = chosen_rule(depth, column, images, None, multi_label, levels, level)
         source, _, path = data.partition(':')
         place = path if source in ('folder', 'zip', 'csv') else data
-        if not Path(place).expanduser().exists():           # nothing heavy is loaded before this
+        if add and remove or fresh and (add or remove) or kind and (add or remove):
+            fail('--add, --remove: expected one of them, without --kind and --fresh, got more')
+        if add or remove:
+            check_index(out)
+        if not remove and not Path(place).expanduser().exists():        # nothing heavy is loaded before this
             fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
                  'no such place')
         folder = writable_folder(out, ['index.json'], [])
         embedder = load_model(model)
-        from dml_nb.search.folders import index_folder
+        from dml_nb.search import folders
+        if remove:
+            say_index(folders.remove_pictures(folder, data), folder, json_)
+            return
         with progress_bar('files', stderr=True) as bar, kept_pixels(model) as kept:
             task = bar.add_task('indexing', total=None)
-            found = index_folder(
-                embedder, data, folder, kind,
-                lambda done, files: bar.update(task, completed=done, total=files), kept=kept,
-                **rule)
-        for why in found['skipped'].values():
-            print(f'dml: left out {why}', file=sys.stderr)
-        left = f", {len(found['skipped'])} left out" if found['skipped'] else ''
-        following = shlex.join(['dml', 'search', str(folder), found['first']])
-        print(json.dumps(found | dict(index=str(folder))) if json_ else
-              f"{found['pictures']:,} pictures are in {folder}{left}; next: {following}")
+            how = dict(kept=kept, **rule, tell=lambda done, files: bar.update(
+                task, completed=done, total=files))
+            if add:
+                found = folders.add_pictures(embedder, data, folder, **how)
+            else:
+                found = folders.index_folder(embedder, data, folder, kind, fresh=fresh, **how)
+        say_index(found, folder, json_)
 
 # %% ../../nbs/68_cli.search.ipynb #9a5ee6e9
 @app.command('search')
@@ -83,6 +124,10 @@ def run_search(
         min=0, help='Search with the mean of a picture and so many that are like it.')] = 0,
     rerank:Annotated[bool, typer.Option(
         '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
+    least:Annotated[float, typer.Option(
+        min=-1, max=1,
+        help='Similarity below which there is nothing like a picture, -1 for none; as dml evaluate '
+             '--false-accepts fitted it if it is not given.')] = None,
     label:Annotated[str, typer.Option(
         help='Only pictures that have this label, among others, or this class above theirs.')] = None,
     html:Annotated[str, typer.Option(
@@ -94,8 +139,10 @@ def run_search(
     Example: dml search runs/index photo.jpg --k 5 --html like.html
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
-    index is left out of its own answers. --expand and --rerank use what else the index holds; the
-    documentation says where they helped. With --rerank, similarity is also of neighbours."""
+    index is left out of its own answers. Where the nearest is less similar than --least, nothing is
+    like the picture, and no other is shown. --expand and --rerank use what else the index holds; the
+    documentation says where they helped. With --rerank, similarity is also of neighbours, and --least
+    has to be given to count."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -103,8 +150,8 @@ def run_search(
             if not any(place.is_file() for place in (path, *path.parents)):
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
-        from dml_nb.search.folders import search_folder, search_page
-        answers = search_folder(index, images, k, expand, rerank, label)
+        from dml_nb.search.folders import nothing_text, search_folder, search_page
+        answers = search_folder(index, images, k, expand, rerank, least, label)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:
@@ -112,10 +159,90 @@ def run_search(
             return
         for answer in answers:
             print(answer['query'])
+            if nothing := nothing_text(answer):
+                print(f'      {nothing}')
             for place, found in enumerate(answer['found'], 1):
                 print(f"{place:>4}  {found['similarity']:.3f}  {found['path']}")
         if html is not None:
             print(f'wrote {html}')
+
+# %% ../../nbs/68_cli.search.ipynb #d1f0a002
+def duplicates_lines(
+    found:dict, # from `find_duplicates`
+    data:str,
+    most:int=20, # groups listed
+) -> list: # of lines
+    groups = found['groups']
+    count = sum(len(group['files']) for group in groups)
+    lines = [f"{data}: {count:,} of {found['pictures']:,} pictures have near-copies, in "
+             f"{len(groups):,} group{'s' * (len(groups) != 1)}, by a likeness of "
+             f"{found['least']:.3f} or more"]
+    for group in groups[:most]:
+        files = group['files']
+        more = f', and {len(files) - 3:,} more' if len(files) > 3 else ''
+        lines.append(f"{len(files):>4}  {group['likeness']:.3f}  {', '.join(files[:3])}{more}")
+    if len(groups) > most:
+        lines.append(f'and {len(groups) - most:,} more groups; --out and --html hold all of them')
+    return lines
+
+
+@app.command('duplicates')
+def run_duplicates(
+    data:Source,
+    out:Annotated[str, typer.Option(
+        help='Write a table of all pictures into this .csv, with their groups.')] = None,
+    html:Annotated[str, typer.Option(
+        help='Write a page with the pictures of each group into this file.')] = None,
+    least:Annotated[float, typer.Option(
+        max=1, help='Likeness of near-copies, as .9; by what is usual in the data if it is not '
+                    'given.')] = None,
+    depth:Depth = 'leaf',
+    column:Columns = [],
+    images:Images = None,
+    json_:Json = False,
+):
+    """List near-copies: pictures that differ by a shift, light, or their compression.
+
+    Example: dml duplicates photos --out copies.csv --html copies.html
+
+    Likeness is a correlation of small grey pictures, 1 for the same; no model is needed. Beside each
+    group stand its pictures and the lowest likeness. The table written by --out has a column group,
+    which --group reads: dml evaluate MODEL copies.csv --images photos --group group."""
+    with told_in_one_line('stopped'):
+        rule = chosen_rule(None if depth == 'leaf' else depth, column, images)
+        if least is not None:
+            check_above_0('--least', least, below=1.001)
+        source, _, path = data.partition(':')
+        place = Path(path if source in ('folder', 'zip', 'csv') else data).expanduser()
+        if not place.exists():                              # nothing heavy is loaded before this
+            fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
+                 'no such place')
+        table = None if out is None else Path(out).expanduser()
+        if table is not None and table.suffix != '.csv':
+            fail(f'--out: expected a file that ends in .csv, got {out}')
+        if table is not None and table.exists() and table.samefile(place):
+            fail(f'--out: expected another file than the data, got {out}')
+        from dml_nb.search.copies import duplicates_page, duplicates_table, find_duplicates
+        from dml_nb.search.folders import check_page
+        if html is not None:
+            check_page(Path(html).expanduser())
+        with reading_bar(data) as tell:
+            found = find_duplicates(data, least, tell, **rule)
+        for why in found['skipped'].values():
+            print(f'dml: left out {why}', file=sys.stderr)
+        if table is not None:
+            duplicates_table(found, table)
+        if html is not None:
+            duplicates_page(found, Path(html).expanduser())
+        if json_:
+            print(json.dumps({name: found[name] for name in found if name != 'rows'}))
+            return
+        print(*duplicates_lines(found, data), sep='\n')
+        if html is not None:
+            print(f'wrote {html}')
+        if table is not None:
+            words = ['dml', 'evaluate', 'MODEL', out, '--images', found['root'], '--group', 'group']
+            print(f'wrote {out}; next: {shlex.join(words)}')
 
 # %% ../../nbs/68_cli.search.ipynb #46cf2f99
 @app.command('browse')
@@ -137,3 +264,50 @@ def run_browse(
         import_module('dml_nb.search.browser').browse(
             index, other, port,
             lambda address: print(f'{address} shows {index}; Ctrl-C ends it', flush=True))
+
+# %% ../../nbs/68_cli.search.ipynb #e59b0002
+@app.command('export')
+def run_export(
+    model:Annotated[str, typer.Argument(help='A folder made by dml train or by dml index.')],
+    onnx:Annotated[str, typer.Option(
+        help='Write the network into this file, .onnx, and what pictures it takes into the .json '
+             'beside it.')] = None,
+    pictures:Annotated[str, typer.Option(
+        help='Compare it with PyTorch on these pictures, a folder or a file; random ones if it is '
+             'not given.')] = None,
+    parquet:Annotated[str, typer.Option(
+        help='Write the vectors of an index into this file, .parquet.')] = None,
+    json_:Json = False,
+):
+    """Write a network or the vectors of an index for other programs.
+
+    Example: dml export runs/index --onnx photos.onnx --parquet photos.parquet
+
+    It needs pip install "dml_nb[export]". onnxruntime has to give the same as PyTorch before a
+    network is written."""
+    with told_in_one_line('stopped'):
+        is_index = (Path(model).expanduser()/'index.json').is_file()
+        if onnx is None and parquet is None:
+            fail('--onnx, --parquet: expected a file to write, got none')
+        if parquet is not None:
+            check_index(model)
+        if not is_index:
+            model_folder(model)
+        for option, file in (('onnx', onnx), ('parquet', parquet)):
+            if file is not None and Path(file).suffix != f'.{option}':
+                fail(f'--{option}: expected a file that ends in .{option}, got {file}')
+        if pictures is not None and not Path(pictures).expanduser().exists():
+            fail(f'--pictures: expected a folder or a file, got {pictures}, and there is none')
+        from dml_nb.search import export
+        found, said = {}, []
+        if onnx is not None:
+            embedder = load_model(model) if not is_index else import_module(
+                'dml_nb.search.folders').open_search(model)[1]
+            found['onnx'] = facts = export.export_onnx(embedder, onnx, pictures)
+            checked = facts['checked']
+            said.append(f"the network is in {onnx}; on {checked['pictures']} pictures it differs "
+                        f"from PyTorch by {checked['largest_difference']:.0e} at most")
+        if parquet is not None:
+            found['parquet'] = facts = export.export_parquet(model, parquet)
+            said.append(f"{facts['rows']:,} vectors of {facts['dim']} numbers are in {parquet}")
+        print(json.dumps(found) if json_ else '\n'.join(said))

@@ -45,6 +45,18 @@ def decoder() -> str:
     return f'{PIL.__version__} {hash_of(code)}'
 
 
+def file_state(
+    file, # a path, or a picture in a zip
+) -> tuple: # bytes, and in nanoseconds when its content and when anything of it changed last
+    """Tells a file from its later versions; () for one that has only just changed. Raises `OSError`
+    for a file that is not there."""
+    archive = getattr(file, 'archive', None)
+    found = os.stat(file if archive is None else archive.path)
+    if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < SETTLED:
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def picture_key(
     file, # a path, or a picture in a zip
     size, # (height, width)
@@ -54,12 +66,11 @@ def picture_key(
     "Names all that decides its pixels. Raises `OSError` for a file that is not there."
     archive = getattr(file, 'archive', None)
     place = os.path.abspath(file if archive is None else archive.path)
-    found = os.stat(place)
-    if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < SETTLED:
+    state = file_state(file)
+    if not state:
         return b''
     inside = '' if archive is None else file.name
-    facts = (decoder(), place, inside, found.st_size, found.st_mtime_ns,
-             found.st_ctime_ns, tuple(size), mode, fit)
+    facts = decoder(), place, inside, *state, tuple(size), mode, fit
     return hashlib.sha256(ascii(facts).encode()).digest()[:16]
 
 # %% ../../nbs/30_data.pixels.ipynb #64990dfe

@@ -8,5 +8,5 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
         'cluster', 'clustering_scores', 'few_shot', 'linear_probe', 'nearest_class_mean',
         'spectral_variance',
     ],
-    'verification': ['verify', 'verify_folds'],
+    'verification': ['verify', 'verify_folds', 'verify_search'],
 })

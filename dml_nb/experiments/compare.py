@@ -2,7 +2,7 @@
 
 `run_all(comparison_recipes(images, losses), images, folder)` is what `dml compare` does: for each
 loss and seed two runs, one on new pictures of known classes and one on new classes; their rows, and
-a table of means and Student-t intervals over seeds. Raw pixels and the untrained network are the
+a table of means and intervals over seeds, which begin with three of them. Raw pixels and the untrained network are the
 two rivals in each row.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.compare.html.md"""
@@ -19,9 +19,10 @@ from functools import partial
 from ..support.results import machine, versions, write_json
 from ..support.validate import check_number
 from ..data.images import ImageSet
+from ..data.samplers import ClassBatchSampler
 from .recipe import (
     Recipe, class_count, make_loss, official_parts, shared_classes, split_images)
-from .statistics import interval
+from .statistics import interval, share_interval
 from .store import Shelf, device_name, own_device
 from .trial import kept_run, sizes
 from ..losses.catalogue import LOSSES
@@ -57,15 +58,21 @@ def comparison_rows(
 
 def comparison_table(
     rows:list, # from `comparison_rows`
-) -> list: # per loss: loss, seeds, and per measure [mean, half-width or None]
-    "Means and intervals over seeds."
+) -> list: # per loss: loss, seeds, and per measure [mean, low, high]; None for fewer than 3 seeds
+    "Means and 95 % intervals over seeds: those of shares within [0, 1], of seconds from 0 up."
     table = []
     for loss in dict.fromkeys(row['loss'] for row in rows):
         mine = [row for row in rows if row['loss'] == loss]
         line = dict(loss=loss, seeds=len(mine))
         for key in MEASURES:
             if key in mine[0]:
-                line[key] = list(interval([row[key] for row in mine]))
+                values = [row[key] for row in mine]
+                if key != 'seconds':
+                    line[key] = list(share_interval(values))
+                    continue
+                mean, half = interval(values)
+                ends = [None, None] if len(mine) < 3 else [max(0., mean - half), mean + half]
+                line[key] = [mean, *ends]
         table.append(line)
     return table
 
@@ -105,7 +112,10 @@ def comparison_recipes(
     most = 10
     if images.name == 'glyphs':
         most = 20
-        settings = FOR_GLYPHS | settings
+        if settings.get('arch', 'small_convnet') == 'small_convnet':
+            settings = FOR_GLYPHS | settings
+    if settings.get('weights') is not None:
+        settings = dict(lr=3e-4) | settings                 # as `train_embedder`
     recipes = []
     for seed in range(seeds):
         for loss in dict.fromkeys(losses):
@@ -140,6 +150,15 @@ def run_all(
     return results | dict(rows=rows, table=comparison_table(rows), runs=runs)
 
 # %% ../../nbs/64_experiments.compare.ipynb #a9726ca7
+def steps_of(
+    recipe:Recipe,
+    images:ImageSet,
+) -> int: # of the optimiser
+    train = split_images(recipe, images)[0]
+    cycle = ClassBatchSampler(train.labels, recipe.classes, recipe.per_class, recipe.seed)
+    return recipe.steps or recipe.epochs * len(cycle)
+
+
 def provenance(
     recipes:list, # of a comparison
     images:ImageSet,
@@ -166,6 +185,9 @@ def provenance(
         data=dict(name=images.name, sha256=images.sha256(), **sizes(images)),
         settings=settings,
         losses={recipe.loss: repr(make_loss(recipe.loss, recipe.options)) for recipe in recipes},
+        network=dict(
+            body=recipes[0].arch, width=recipes[0].body_width, weights=recipes[0].weights,
+            shape=list(images[0][0].shape), steps=sorted({steps_of(r, images) for r in recipes})),
     )
 
 

@@ -53,22 +53,47 @@ def percent(
     return f'{100 * share:.1f} %'
 
 
-def plus_minus(
-    value, # (mean, half-width or None)
+def with_interval(
+    value, # (mean, low, high); None for an interval that is not there
     key:str, # in `MEASURES`
+    between:str=' ', # mean and interval
 ) -> str:
-    "Mean ± half-width, shares in percent without the sign, seconds as they are; – for none."
-    mean, half = value
-    if key == 'seconds' and mean == 0:                      # nothing was trained
+    "Shares in percent without the sign, seconds as they are; – where nothing was trained."
+    mean, low, high = value
+    if key == 'seconds' and mean == 0:
         return '–'
     scale = 1 if key == 'seconds' else 100
-    return f'{scale * mean:.1f} ± ' + ('–' if half is None else f'{scale * half:.1f}')
+    ends = '' if low is None else f'{between}({scale * low:.1f}–{scale * high:.1f})'
+    return f'{scale * mean:.1f}{ends}'
+
+
+def seeds_text(
+    seeds:int,
+) -> str: # what their number is worth
+    if seeds > 2:
+        return f'mean and 95 % interval over {seeds} seeds'
+    given = 'one seed' if seeds == 1 else 'means of two seeds'
+    return f'{given}, too few to compare losses; intervals need three'
+
+
+def network_text(
+    results:dict, # from `run_all`
+) -> str: # '' for results of before it was recorded
+    "What was trained, on pictures of what size, for how many steps"
+    network = results.get('network')
+    if network is None:
+        return ''
+    sides = network['shape'][1:]
+    width = f" of width {network['width']}" if network['width'] else ''
+    start = ' from nothing' if network['weights'] is None else f" from {network['weights']}"
+    size = ' × '.join(map(str, sides)) + ' pixels' if sides else f"{network['shape'][0]} numbers"
+    return f"{network['body']}{width}{start}, {size}, {' or '.join(map(str, network['steps']))} steps"
 
 # %% ../../nbs/66_experiments.report.ipynb #2de359ed
 def html_table(
     results:dict, # from `run_all`
 ) -> str:
-    "Means ± intervals over seeds; the best mean of each measure is bold."
+    "Means and intervals over seeds; the best mean of each measure is bold."
     table = results['table']
     sizes = {run['recipe']['split']: run['sizes']['valid'] for run in results['runs']}
     keys = [key for key in MEASURES if key in table[0]]
@@ -85,14 +110,14 @@ def html_table(
         cells = [f'<th scope="row">{escape(row["loss"])}</th>']
         for key in keys:
             mark = ' class=best' if best.get(key) == row[key][0] else ''
-            cells.append(f'<td{mark}>{plus_minus(row[key], key)}</td>')
+            cells.append(f'<td{mark}>{with_interval(row[key], key)}</td>')
         lines.append(f'<tr>{"".join(cells)}</tr>')
     head = f'<thead><tr>{"".join(groups)}</tr><tr>{"".join(heads)}</tr></thead>'
     return f'<div class="wide"><table>{head}<tbody>{"".join(lines)}</tbody></table></div>'
 
 # %% ../../nbs/66_experiments.report.ipynb #56f2c0f8
 def clearly(
-    a, # (mean, half-width or None)
+    a, # (mean, low, high); None for an interval that is not there
     b, # the same
 ) -> str:
     "How a stands to b, such as 'clearly above': clear when their intervals do not touch."
@@ -100,7 +125,7 @@ def clearly(
     if gap == 0:
         return 'level with'
     known = a[1] is not None and b[1] is not None
-    clear = 'clearly ' if known and abs(gap) > a[1] + b[1] else ''
+    clear = 'clearly ' if known and max(a[1] - b[2], b[1] - a[2]) > 0 else ''
     return clear + ('above' if gap > 0 else 'below')
 
 # %% ../../nbs/66_experiments.report.ipynb #f5a6a080
@@ -311,10 +336,8 @@ def report(
     losses = list(results['losses'])
     subject = f'{len(losses)} losses' if len(losses) > 1 else escape(losses[0])
     title = f'{subject} on {name}'
-    if seeds > 1:
-        note = f'Mean ± half-width of the 95 % Student-t interval over {seeds} seeds'
-    else:
-        note = 'One seed, so no interval'
+    note = f'{escape(network_text(results))}: ' if 'network' in results else ''
+    note += seeds_text(seeds)
     note += '; R@1 and MAP@R in percent, seconds of training. Each image is searched among '
     note += 'all others that were held back; bold: the best mean.'
 

@@ -25,8 +25,9 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from ..core import (
-    as_labels, check_embeddings, full_precision, meet_classes, places_of_classes, unit)
+from dml_nb.core import (
+    as_labels, check_embeddings, device_is_read, full_precision, meet_classes, places_of_classes,
+    unit)
 from .contrastive import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
@@ -101,7 +102,8 @@ def rows_of(self:Proxies, labels, n, device):
     "(n,) numbers of the items' classes among the C; -1 for none, and for a class without proxy."
     y = as_labels(labels, n, device)
     if self.numbers_are_places:
-        return y.masked_fill(y >= self.classes, -1)
+        all_known = device_is_read(y) and int(y.max()) < self.classes
+        return y if all_known else y.masked_fill(y >= self.classes, -1)
     return places_of_classes(y, self.class_numbers)
 
 

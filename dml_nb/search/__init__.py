@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'pictures': ['load_pictures'],
     'refine': ['CompactIndex', 'Whitening', 'expand', 'mean_of_views', 'rerank'],
     'everyday': ['train_embedder'],
-    'folders': ['index_folder', 'search_folder'],
+    'folders': ['add_pictures', 'index_folder', 'remove_pictures', 'search_folder'],
     'browser': ['browse'],
+    'export': ['export_onnx', 'export_parquet'],
 })

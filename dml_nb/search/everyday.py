@@ -65,13 +65,13 @@ def check_body(
 
 # %% ../../nbs/58_search.everyday.ipynb #4d081f6e
 def usual_network(
-    images:ImageSet,
+    shape:tuple, # of a picture, (C, H, W), or of a vector, (F,)
     body:str='auto', # a name as in `create_embedder`; 'auto': by the kind of pictures
     weights:str='auto', # 'none', 'imagenet', 'DEFAULT', a path; 'auto': pretrained if there are any
 ) -> tuple: # body, weights as `create_embedder` takes them
     "What to train for such pictures. Raises `ValueError` for an unknown body."
     check_body(body)
-    channels, *sides = images[0][0].shape
+    channels, *sides = shape
     if body == 'auto':
         small = channels == 1 and max(sides, default=0) <= 64
         body = 'identity' if not sides else 'small_convnet' if small else 'squeezenet1_1'
@@ -370,7 +370,7 @@ def train_embedder(
     out = Path(out).expanduser()
     train, valid, how = hold_back(images, held_out, seed)
     known = class_count(train)
-    arch, weights = usual_network(images, body, weights)
+    arch, weights = usual_network(images[0][0].shape, body, weights)
     lr = (3e-3 if weights is None else 3e-4) if lr is None else lr
     embedder = new_embedder(images, arch, weights, dim, seed, freeze)
     if freeze and not any(True for _ in embedder.body.parameters()):

@@ -87,12 +87,13 @@ class Collection:
         self,
         i:int, # which picture
     ): # a path, or a file in a zip
-        "Where it lies. Raises `LookupError` if there is none, or outside of the folder."
+        "Where it lies. Raises `LookupError` if there is none, or a link leads out of the folder."
         if not 0 <= i < len(self):
             raise LookupError(f'picture: expected a number below {len(self):,}, got {i}')
         path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
         with suppress(FileNotFoundError, ValueError):
-            if path.is_relative_to(os.path.normpath(self.root)):
+            added = os.path.isabs(self.paths[i])                # from another folder
+            if added or path.is_relative_to(os.path.normpath(self.root)):
                 return file_at(path)
         raise LookupError(f'picture: {self.paths[i]} is no longer there')
 

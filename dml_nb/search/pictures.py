@@ -67,7 +67,8 @@ def groups_of(
     files, # of pictures
     group:str, # 'folder', 'time', 'time:SECONDS' (30) or 'name:REGULAR EXPRESSION'
 ) -> list: # of N names, '' for none
-    "Which pictures belong together. Raises `ValueError` for anything else."
+    """Which pictures belong together. By name those whose match is the same, or what its groups in
+    parentheses match. Raises `ValueError` for anything else."""
     how, _, detail = group.partition(':')
     paths = [PurePosixPath(str(file)) for file in files]
     if group == 'folder':
@@ -77,7 +78,8 @@ def groups_of(
             return by_time(files, float(detail or 30))
         if how == 'name' and detail:
             found = [*map(re.compile(detail).search, (path.name for path in paths))]
-            return ['' if each is None else each.group() for each in found]
+            return ['' if each is None else ' '.join(filter(None, each.groups())) or each.group()
+                    for each in found]
     raise ValueError("group: expected folder, time, time:SECONDS, name:REGULAR EXPRESSION or a "
                      f'column of a table, got {group!r}')
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -29,8 +30,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..core import unit
-from ..data.images import (
-    ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, sides_of)
+from dml_nb.data.images import (
+    ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, reads_heif,
+    sides_of)
 from ..data.classes import contents_of, is_picture
 from ..support.validate import check_choice, check_number
 from dml_nb.training.networks import (
@@ -353,22 +355,43 @@ def from_pil(
     mode:str, # 'RGB' or 'L'
     size, # side, or (height, width); None: as it is
     fit:str, # 'cut', 'squash' or 'pad'
+    name:str='images', # what errors call it
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     "As `read_image` reads a file."
-    with reading('images', 'expected a picture', 'it cannot be read'):
+    with reading(name, 'expected a picture', 'it cannot be read'):
         return in_unit_interval(picture_pixels(picture, sides_of(size), mode, fit))
+
+
+def from_bytes(
+    content, # bytes of a file, or a file that is open
+    mode:str, # as in `from_pil`, and so are the others
+    size,
+    fit:str,
+    name:str='images',
+) -> Tensor: # (C, H, W) float32 in [0, 1]
+    "As `read_image` reads a file; an open one is read from its beginning, if it has one."
+    with reading(name, 'expected a picture', 'it cannot be read'):
+        if hasattr(content, 'read'):
+            if content.seekable():
+                content.seek(0)
+            content = content.read()
+        if bytes(content[4:8]) == b'ftyp':                  # a HEIC begins so
+            reads_heif()
+        with Image.open(BytesIO(content)) as picture:
+            return in_unit_interval(picture_pixels(picture, sides_of(size), mode, fit))
 
 
 def in_unit_range(
     x:Tensor, # pixels
+    name:str='images', # what errors call them
 ) -> Tensor: # float32 in [0, 1]
     "Bytes divided by 255; floats checked. Raises `ValueError` for other types and ranges."
     if x.dtype == torch.uint8:
         return x / 255
     if not x.is_floating_point():
-        raise ValueError(f'images: expected bytes, or floats in [0, 1], got {x.dtype}')
+        raise ValueError(f'{name}: expected bytes, or floats in [0, 1], got {x.dtype}')
     if x.numel() and not (x.min() >= 0 and x.max() <= 1):       # NaN is refused as well
-        raise ValueError(f'images: expected floats in [0, 1], got {x.min():g} to {x.max():g}'
+        raise ValueError(f'{name}: expected floats in [0, 1], got {x.min():g} to {x.max():g}'
                          '; bytes (uint8) run from 0 to 255')
     return x.float()
 
@@ -376,6 +399,16 @@ def in_unit_range(
 def is_file(item) -> bool:
     "Is that the name of a file, or a file in a zip?"
     return isinstance(item, (str, os.PathLike)) or hasattr(item, 'archive')
+
+
+def is_content(item) -> bool:
+    "Is that what a file holds, or an open file?"
+    return isinstance(item, (bytes, bytearray, memoryview)) or hasattr(item, 'read')
+
+
+def is_one(images) -> bool:
+    "One picture by its kind, or a folder, and not several?"
+    return isinstance(images, Image.Image) or is_file(images) or is_content(images)
 
 
 class Pictures:
@@ -394,30 +427,31 @@ class Pictures:
         self.as_file = 'L' if channels == 1 else 'RGB', size, fit
         self.decode = _decode if kept is None else kept.pixels
         self.items = self.listed(images)
+        one = len(self.items) == 1 and not isinstance(images, (list, tuple))
+        self.name = 'images' if one else 'images[{}]'           # what errors call a picture
         self.of_set = isinstance(getattr(self.items, 'source', None), ImageFiles)
         self.of_files = self.of_set or isinstance(self.items, (list, tuple)) and all(
-            map(is_file, self.items))
+            is_file(item) or isinstance(item, bytes) for item in self.items)
 
     def __len__(self):
         return len(self.items)
 
     def listed(self, images):
         "One picture or many, as something with a length and items."
+        if isinstance(images, (list, tuple, ImageSet, torch.utils.data.Dataset)):
+            return images
         if isinstance(images, (str, os.PathLike)):
             path = Path(images).expanduser()
             if not path.is_dir():
                 return [path]
             return [path.joinpath(*p) for p in contents_of(path)[0] if is_picture('/'.join(p))]
-        if isinstance(images, Image.Image):
+        if is_one(images):
             return [images]
         if isinstance(images, (Tensor, np.ndarray)):
             return images if self.are_many(images.shape) else [images]
-        if isinstance(images, (list, tuple, ImageSet, torch.utils.data.Dataset)):
-            return images
         if not isinstance(images, Iterable):
-            raise TypeError('images: expected files, PIL images, arrays, tensors or a data set, '
-                            'got '
-                            f'a {type(images).__name__}')
+            raise TypeError('images: expected files, bytes, PIL images, arrays, tensors or a data '
+                            f'set, got a {type(images).__name__}')
         return list(images)
 
     def are_many(self, shape):
@@ -434,27 +468,30 @@ def read(self:Pictures, i):
     if isinstance(item, tuple):
         item = item[0]                                  # of a data set: picture and label
     mode, size, fit = self.as_file
+    name = self.name.format(i)
     if is_file(item):
         path = item if hasattr(item, 'archive') else Path(item).expanduser()
         pixels = self.decode(path, sides_of(size), mode, fit)
         return in_unit_interval(pixels)
+    if is_content(item):
+        return from_bytes(item, mode, size, fit, name)
     if isinstance(item, Image.Image):
-        return from_pil(item, mode, size, fit)
+        return from_pil(item, mode, size, fit, name)
     if isinstance(item, np.ndarray):
         item = torch.from_numpy(np.ascontiguousarray(item))
     if not isinstance(item, Tensor):
-        raise TypeError('images: expected files, PIL images, arrays or tensors, got a '
+        raise TypeError(f'{name}: expected files, bytes, PIL images, arrays or tensors, got a '
                         f'{type(item).__name__}')
     x = item.detach().cpu().as_subclass(Tensor)
     if size is None and x.ndim == 1:
         return x.float()
     if not self.of_set:                                 # where they were just divided by 255
-        x = in_unit_range(x[None] if x.ndim == 2 else x)
+        x = in_unit_range(x[None] if x.ndim == 2 else x, name)
     if x.ndim == 3 and x.shape[0] not in self.allowed and x.shape[-1] in (1, 3, 4):
         pixels = (x * 255).round().byte().squeeze(-1).numpy()
-        return from_pil(Image.fromarray(pixels), mode, size, fit)
+        return from_pil(Image.fromarray(pixels), mode, size, fit, name)
     if x.ndim != 3 or x.shape[0] not in self.allowed:
-        raise ValueError(f'images: expected pictures of {self.allowed[1]} channels, got shape '
+        raise ValueError(f'{name}: expected pictures of {self.allowed[1]} channels, got shape '
                          f'{tuple(item.shape)}')
     return x if self.channels is None else x.expand(self.channels, -1, -1)
 
@@ -540,12 +577,12 @@ def _rows_of(
 
 @patch
 def embed(self:Embedder,
-    images, # files, folder, PIL images, arrays, tensors or a data set; one or many
+    images, # files, folder, bytes, open files, PIL images, arrays, tensors, data set; one or many
     bs:int=64, # pictures at once
     progress:bool=True, # show a bar if there is more than one batch
 ) -> Tensor: # (N, dim) float32 unit rows on the CPU, in order
     """Embeddings in evaluation mode; afterwards every submodule is in its own mode again.
 
-    Raises `ValueError` for what is no picture or does not fit, naming the file,
+    Raises `ValueError` for what is no picture or does not fit, naming the file or its position,
     `FileNotFoundError` for a file that is not there, `TypeError` for other things."""
     return _rows_of(self, self, images, bs, progress)

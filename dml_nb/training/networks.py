@@ -14,6 +14,7 @@ __all__ = ['small_convnet']
 
 # %% ../../nbs/49_training.networks.ipynb #2171670a
 import os
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,14 @@ def import_timm(
     return timm
 
 
+def not_downloaded(
+    what:str, # the weights
+    error:Exception,
+) -> str: # what to say
+    return (f'weights: expected {what}, they could not be downloaded ({error}); --weights FILE '
+            '(weights=) takes them from a file, --weights none (weights=None) begins without')
+
+
 def timm_network(
     name:str, # of timm
     channels:int, # of the pictures
@@ -190,8 +199,7 @@ def timm_network(
     try:
         return timm.create_model(name, pretrained=True, **options)
     except (OSError, RuntimeError) as error:
-        raise OSError(f"weights: expected timm's for {name}, they could not be downloaded "
-                      f'({error}); the path of a file will do') from error
+        raise OSError(not_downloaded(f"timm's for {name}", error)) from error
 
 # %% ../../nbs/49_training.networks.ipynb #d3493c32
 def create_network(
@@ -406,9 +414,9 @@ def downloaded_weights(
     published = get_model_weights(arch).DEFAULT
     try:
         tensors = published.get_state_dict(progress=True, check_hash=True)
-    except OSError as error:
-        raise OSError(f"weights: expected torchvision's for {arch} from {published.url}, they "
-                      f'could not be downloaded ({error}); the path of a file will do') from error
+    except (OSError, RuntimeError, HTTPException) as error:     # no net, other bytes, too few
+        what = f"torchvision's for {arch} from {published.url}"
+        raise OSError(not_downloaded(what, error)) from error
     shown = published.transforms()
     return tensors, dict(mean=shown.mean, std=shown.std, size=shown.crop_size[0])
 
@@ -440,3 +448,13 @@ def find_weights(
     if folded or arch == 'googlenet':
         facts = dict(SYMMETRIC, size=224)
     return tensors, dict(facts, folded=folded)
+
+
+def check_weights(
+    arch:str, # as in `find_weights`
+    weights, # likewise
+):
+    "Raises as `create_embedder` where they cannot be had. Later calls find what is downloaded."
+    find_weights(arch, weights)
+    if is_timm(arch) and weights == 'DEFAULT':
+        timm_network(arch.removeprefix('timm:'), 3, pretrained=True)

@@ -73,7 +73,8 @@ def all_labels(data, base, rule):
     read = labelled(lenient, base)
     place = {name: rule[name] for name in rule if name == 'images'}
     for facts, given in ((rule, place), ({}, rule)):        # from the training, or typed
-        (_, files, labels), more = heard(lambda: located(data, facts, **given))
+        (_, files, known), more = heard(lambda: located(data, facts, **given))
+        labels = [fact['label'] for fact in known]
         assert {f: c for f, c in zip(files, labels) if c} == read
         said += more
     if 'depth' in rule:

@@ -455,15 +455,18 @@ def train_words(drawings, out, *more):
 typed = {                   # each parameter of each command, at a value that is not its default
     'train': 'digits --out out --loss proxy_anchor --set alpha=16 --body lenet --weights none '
              '--dim 7 --size 20 --grey --depth 3 --column label=kind --images x --group folder '
+             '--multi-label , --levels --level genus --coarse 0.3 '
              '--epochs 6 --patience 2 --classes 5 --per-class 3 '
              '--lr 0.02 --held-out 0.3 --seed 4 --device cpu --workers 2 --augment none --freeze 3 '
              '--log wandb --fresh --json',
     'evaluate': 'model photos --gallery others --part held-out --classes 2 --depth 4 '
-                '--column label=kind --images x --group folder --false-accepts 0.3 --json',
-    'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x --json',
+                '--column label=kind --images x --group folder --false-accepts 0.3 '
+                '--multi-label , --levels --level genus --json',
+    'embed': 'model photos --out new/z.npz --depth 4 --column label=kind --images x '
+             '--multi-label , --json',
     'index': 'model photos --out out --kind hnsw --fresh --add --remove --depth 4 '
-             '--column label=kind --images x --json',
-    'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --html like.html --json',
+             '--column label=kind --images x --multi-label , --levels --level genus --json',
+    'search': 'index a.png b.png -k 3 --expand 2 --rerank --least .4 --label wren --html like.html --json',
     'duplicates': 'photos --out copies.csv --html copies.html --least .9 --depth 4 '
                   '--column label=kind --images x --json',
     'browse': 'index --other older --port 1234',
@@ -544,8 +547,11 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     record = dict(best=reached, before=reached, curve=[reached])
     reading = arriving(pictures, 'load_pictures', shades)
     training = arriving(everyday, 'train_embedder', record)
+    structure = '--multi-label , --levels --level genus'.split()     # no proxies with these
+    refused = pressed('train')
+    assert refused.returncode == 2 and 'make one for each' in refused.stderr
     logging = arriving(choices, 'check_log')
-    assert json.loads(pressed('train').stdout) == record
+    assert json.loads(pressed('train', *structure).stdout) == record
     assert logging == dict(log='wandb')
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder.resolve() == tmp_path/'out'/'pixels'
@@ -555,10 +561,11 @@ def test_train_passes_every_option_on(pressed, arriving, shades, tmp_path):
     assert tell.quiet and tell.bar.console.stderr
     options = dict(body='lenet', weights='none', dim=7, epochs=6, patience=2, classes=5,
                    per_class=3, lr=.02, held_out=.3, seed=4, fresh=True, device='cpu', workers=2,
-                   augment='none', freeze=3, log='wandb', command=f"dml train {typed['train']}")
+                   augment='none', freeze=3, log='wandb', coarse=.3,
+                   command='dml train ' + typed['train'].replace(f"{' '.join(structure)} ", ''))
     wanted = dict(options, images=shades, out=training['out'], loss=training['loss'], tell=tell)
     assert training == wanted and training['out'].resolve() == tmp_path/'out'
-    said = pressed('train', '--json', '--fresh', '--grey').stdout
+    said = pressed('train', '--json', '--fresh', '--grey', *structure).stdout
     assert not training['fresh'] and not training['tell'].quiet and reading['mode'] is None
     assert not training['tell'].bar.console.stderr
     assert 'stopped after epoch 1: no better result for 2' in said
@@ -574,7 +581,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     found = json.loads(pressed('evaluate').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
-    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='others', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label=',', levels='genus'),
                            on_error='later', group='folder')
     assert asking == dict(out='model', images=shades)
     assert (found['part'], found['pictures'], len(found['worst_classes'])) == ('held-out', 18, 2)
@@ -592,7 +600,8 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert len(least_found.split(',')) == 2
     text = pressed('evaluate', '--json', '--gallery', 'others').stdout
     reading.pop('tell'), reading.pop('kept')
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label=',', levels='genus'),
                            on_error='skip', group='folder')
     assert text.startswith('shades, held-out: 18 pictures of 3 classes\n')
 
@@ -618,7 +627,8 @@ def test_embed_passes_every_option_on(pressed, arriving, shades, model, tmp_path
     found = json.loads(pressed('embed').stdout)
     reading.pop('tell')(1, 24)
     assert reading.pop('kept').folder == Path('model/pixels')
-    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L', rule=ruled(4),
+    assert reading == dict(data='photos', size=[8, 12], fit='pad', mode='L',
+                           rule=ruled(4, multi_label=','),
                            on_error='later')
     assert found == dict(file='new/z.npz', pictures=24, dim=4)
     written = np.load(tmp_path/'new'/'z.npz')
@@ -640,7 +650,8 @@ def test_index_passes_every_option_on(pressed, arriving, model, tmp_path):
     assert (embedder.size, embedder.fit, embedder.dim) == ([8, 12], 'pad', 4)
     assert making.pop('out').resolve() == tmp_path/'out'
     assert making.pop('kept').folder == Path('model/pixels')
-    assert making == dict(folder='photos', kind='hnsw', fresh=True, **ruled(4))
+    assert making == dict(folder='photos', kind='hnsw', fresh=True, **ruled(4, multi_label=',',
+                                                                           levels='genus'))
     text = pressed('index', '--json', *without).stdout
     said = '9 pictures are in out (1 new, 2 changed, 3 gone, 6 kept), 1 left out'
     assert text == f"{said}; next: dml search out 'photos/a b.png'\n"
@@ -698,7 +709,8 @@ def test_adding_and_removing_pass_every_option_on(dml, arriving, model, tmp_path
     assert json.loads(dml(*words, *rule, '--add').stdout) == answer | dict(index='out')
     for name in ('embedder', 'tell', 'kept'):
         assert making.pop(name)
-    assert making == dict(data='photos', out=making['out'], **ruled(4))
+    assert making == dict(data='photos', out=making['out'], **ruled(4, multi_label=',',
+                                                                           levels='genus'))
     taking = arriving(folders, 'remove_pictures', answer)
     text = dml(*words[:-1], '--remove').stdout
     assert text == '9 pictures are in out (1 gone, 9 kept); next: dml search out a.png\n'
@@ -724,7 +736,7 @@ def test_search_passes_every_option_on(pressed, arriving, index_folders, tmp_pat
     writing = arriving(folders, 'search_page')
     assert json.loads(pressed('search').stdout) == answers
     assert searching == dict(out='index', images=['a.png', 'b.png'], k=3, expand=2, rerank=True,
-                             least=.4)
+                             least=.4, label='wren')
     assert writing.pop('path').resolve() == tmp_path/'like.html' and writing == {'answers': answers}
     text = pressed('search', '--json').stdout.splitlines()
     line = '   1  0.500  c.png'

@@ -132,12 +132,13 @@ def test_pictures_are_read_as_asked_for(folder, tmp_path):
     told, kept = [], KeptPixels(tmp_path)
     asked = all_of(load_pictures, data=twice, size=(16, 12), fit='pad', mode='L',
                    tell=lambda *counts: told.append(counts), on_error='later', kept=kept, rule={},
-                   group='folder')
+                   group='folder', levels_then='folders')
     asked |= asked.pop('rule') | dict(depth=2)
     images = load_pictures(**asked)
     assert len(images.classes) == 10 and images.classes[0] == '0/0'
+    assert images.above == [['0'] * 5 + ['1'] * 5]
     assert told == [] and images.source.kept is kept and len(set(images.groups)) == 10
-    asked |= dict(data=folder, depth=1, on_error='skip', kept=None)
+    asked |= dict(data=folder, depth=1, on_error='skip', kept=None, levels_then=None)
     images = load_pictures(**asked)
     assert told == [(i + 1, 50) for i in range(50)]
     assert images[0][0].shape == (1, 16, 12)
@@ -222,7 +223,7 @@ def test_every_setting_reaches_the_training(folder, tmp_path, learners, logs):
         train_embedder, images=images, out=tmp_path, loss=loss, body='lenet', weights='none',
         dim=7, epochs=5, patience=6, classes=2, per_class=2, lr=.02, held_out=.4, seed=5,
         fresh=True, device='cpu', workers=1, augment='shift', freeze=2, log='tensorboard',
-        command='dml train photos', tell=tell)
+        command='dml train photos', tell=tell, coarse=.3)
     with pytest.raises(KeyboardInterrupt):
         train_embedder(**settings)
     record = train_embedder(**settings | dict(fresh=False))
@@ -454,14 +455,15 @@ def test_an_index_is_as_asked_for_and_tells(folder, tmp_path):
     time.sleep(.2)                          # what has only just been written is not kept
     asked = all_of(index_folder, embedder=embedder, folder=groups, out=tmp_path, kept=kept,
                    kind='hnsw', tell=lambda *done: told.append(done), depth=2, columns={},
-                   images=folder, fresh=True)
+                   images=folder, fresh=True, multi_label='|', levels='folders')
     with pytest.raises(TypeError, match='expected an option of folder'):
         index_folder(**asked)
-    index_folder(**asked | dict(columns=None, images=None))
+    index_folder(**asked | dict(columns=None, images=None, multi_label=None))
     assert len(kept.new) == 50
     index = EmbeddingIndex.open(tmp_path)
     assert index.kind == 'hnsw' and told == [(50, 50)]
     assert {fact['label'] for fact in index.metadata()} == {f'{i % 2}/{i}' for i in range(10)}
+    assert all(fact['above'] == [fact['label'][0]] for fact in index.metadata())
 
 
 def test_files_are_embedded_as_many_at_once_as_asked_for(folder, tmp_path):

@@ -395,6 +395,15 @@ Group = Annotated[str, typer.Option(
          'share. No search compares two of them, and all of them train or all judge.')]
 Images = Annotated[str, typer.Option(
     help='Folder or zip with the pictures of a table; by default they lie beside it.')]
+MultiLabel = Annotated[str, typer.Option(
+    help='What separates the labels of a picture in a table, as "|" for a|b: it is alike to all '
+         'that share one.')]
+Levels = Annotated[bool, typer.Option(
+    '--levels', help='The folders around the folders of classes are classes above them.')]
+Level = Annotated[list[str], typer.Option(
+    '--level', help='What is above the classes instead: a column of the table (again for the '
+                    'next level), first-word or last-word of their names, or a .csv with a class '
+                    'and those above it in each line.')]
 AcceptOtherCode = Annotated[bool, typer.Option(
     '--accept-other-code',
     help='Use finished runs of another state of the code of dml_nb, and say how many.')]

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from .. import DEFAULT_LOSS
 from .base import (
-    Columns, Depth, Group, Images, Json, app, check_above_0, check_data, check_losses,
+    Columns, Depth, Group, Images, Json, Level, Levels, MultiLabel, app, check_above_0, check_data, check_losses,
     chosen_columns, depth_option, fail, no_empty_folder, plain_table, progress_bar, reading_bar,
     stopped_writing, told_in_one_line, writable_folder)
 
@@ -175,9 +175,14 @@ def chosen_rule(
     column=(),
     images:str=None,
     group:str=None,
-) -> dict: # options of `load_pictures`: those of depth, columns, images and group that are set
+    multi_label:str=None,
+    levels:bool=False,
+    level=(),
+) -> dict: # options of `load_pictures`: those that are set
     "What decides classes and groups. Fails in one line for columns without a name."
-    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group)
+    above = level[0] if len(level) == 1 else [*level] or ('folders' if levels else None)
+    rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group,
+                multi_label=multi_label, levels=above)
     return {name: value for name, value in rule.items() if value is not None}
 
 
@@ -225,6 +230,11 @@ def run_train(
     column:Columns = [],
     images:Images = None,
     group:Group = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
+    coarse:Annotated[float, typer.Option(
+        min=0, help='With levels: how much each counts, over the next finer one.')] = .2,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
     patience:Annotated[int, typer.Option(
         min=1, help='Passes without a better result after which it stops.')] = 3,
@@ -264,7 +274,8 @@ def run_train(
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
         options = chosen_settings(set_)
-        rule = chosen_rule(None if depth == 'leaf' else depth, column, images, group)
+        rule = chosen_rule(None if depth == 'leaf' else depth, column, images, group,
+                           multi_label, levels, level)
         check_data(data)
         check_above_0('--held-out', held_out, below=1)
         if lr is not None:
@@ -283,6 +294,9 @@ def run_train(
                              (check_augment, augment)):
             check(value)                                    # before any reading
         make_loss = loss_maker(loss, options)
+        if {'multi_label', 'levels'} & set(rule):
+            from dml_nb.losses.structure import check_inner
+            check_inner(make_loss(2, 8), needs_classes='levels' in rule)
         if body != 'auto' or 'depth' in taken or 'columns' in taken:        # files of the user's
             shape = (1 if grey else 3, size or 128, size or 128)
             check_weights(*usual_network(shape, body, weights))             # before any reading
@@ -296,7 +310,7 @@ def run_train(
                 record = train_embedder(
                     pictures, folder, make_loss, body, weights, dim, epochs, patience, classes,
                     per_class, lr, held_out, seed, fresh, device, workers, augment, freeze, log,
-                    as_typed(context), Teller(bar, json_))
+                    as_typed(context), Teller(bar, json_), coarse)
         if json_:
             print(json.dumps(record))
             return
@@ -411,10 +425,17 @@ def labels_together(
     """Classes of two sets are the same if their names are. Warns of pictures that are in both.
     Raises `ValueError` for sets without a class in common."""
     import numpy as np
+    from dml_nb.data.images import counts_of_classes, is_sets
+    if is_sets(queries.labels) != is_sets(gallery.labels):
+        raise ValueError('--gallery: expected sets of labels in both or in neither, got one')
     names = sorted({*map(str, queries.classes), *map(str, gallery.classes)})
     place = {name: i for i, name in enumerate(names)}
 
     def renumbered(images):
+        if is_sets(images.labels):
+            table = np.zeros((len(images), len(names)), dtype=bool)
+            table[:, [place[name] for name in images.classes]] = images.labels
+            return table
         codes = np.array([*(place[str(name)] for name in images.classes), -1])
         return codes[images.labels]
 
@@ -423,7 +444,8 @@ def labels_together(
         return {str(paths[i]) for i in images.index} if len(paths) else set()
 
     labels, labels_of_gallery = renumbered(queries), renumbered(gallery)
-    if not set(labels[labels >= 0]) & set(labels_of_gallery[labels_of_gallery >= 0]):
+    present = [set(np.flatnonzero(counts_of_classes(each))) for each in (labels, labels_of_gallery)]
+    if not present[0] & present[1]:
         raise ValueError(
             f'--gallery: expected a class of the queries ({", ".join(queries.classes[:3])}, ...) '
             f'in it, got others ({", ".join(gallery.classes[:3])}, ...)')
@@ -506,6 +528,56 @@ def threshold_text(
             'model and its indexes keep it, and below it dml search says "nothing like it"')
 
 
+def by_sets(z, labels, gallery=None, gallery_labels=None, groups=None, gallery_groups=None):
+    "As `evaluate`, where a picture is right that shares a label."
+    import torch
+    from dml_nb.evaluation.relevance import evaluate_relevance, shared_labels
+    shares = shared_labels(labels, gallery_labels)
+    own, others = (None if each is None else torch.as_tensor(each)
+                   for each in (groups, groups if gallery is None else gallery_groups))
+
+    def relevance(rows):
+        r = shares(rows)
+        if own is not None:
+            r[(own[rows, None] == others) & (own[rows, None] >= 0)] = torch.nan
+        return r
+
+    return evaluate_relevance(z, relevance, gallery)
+
+
+def by_levels(
+    z, # (N, D)
+    pictures, # `ImageSet` with classes above its classes
+    finest, # report of the classes themselves
+    groups,
+) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares of all
+    import numpy as np
+    from dml_nb.evaluation.retrieval import evaluate
+    labels = pictures.level_labels()
+    reports = [finest, *(evaluate(z, y, groups=groups) for y in labels.T[1:])]
+    rows = [dict(level=level, classes=len(set(y.tolist()) - {-1}), **{
+                key: report[key] for key in ('recall@1', 'map@r')},
+                intervals={key: report.interval(key) for key in ('recall@1', 'map@r')})
+            for level, (y, report) in enumerate(zip(labels.T, reports), 1)]
+    right = np.stack([report.measure('recall@1').numpy() for report in reports])    # (L, N)
+    right = right[:, ~np.isnan(right).any(0)]
+    first = np.where(right.any(0), right.argmax(0), len(right))     # the finest that is right
+    nearest = [float((first == level).mean()) for level in range(len(right) + 1)]
+    return dict(levels=rows, nearest=nearest)
+
+
+def lines_of_levels(found:dict): # from `by_levels`, or nothing
+    for row in found.get('levels', []):
+        text = ', '.join(
+            f'{key} {100 * row[key]:.1f} ({100 * row["intervals"][key][0]:.1f} to '
+            f'{100 * row["intervals"][key][1]:.1f})' for key in ('recall@1', 'map@r'))
+        yield f"level {row['level']}, {row['classes']:,} classes: {text}"
+    if found:
+        right, *near, wrong = (f'{100 * share:.1f} %' for share in found['nearest'])
+        near = ''.join(f', {share} only on level {level}' for level, share in enumerate(near, 2))
+        yield f'the nearest is right on level 1 for {right}{near}, wrong on all for {wrong}'
+
+
 @app.command('evaluate')
 def run_evaluate(
     context:typer.Context,
@@ -528,6 +600,9 @@ def run_evaluate(
              'find something, as .05, and keep it in the model: below it, dml search says '
              '"nothing like it".',
     )] = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
     json_:Json = False,
 ):
     """Measure how well a model finds pictures of the same class.
@@ -541,9 +616,11 @@ def run_evaluate(
     the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
-    held-out, or at other pictures. What is measured is added to README.md of the model."""
+    held-out, or at other pictures. With several labels a picture is right that shares one; with
+    levels each is measured, level 1 being the classes. What is measured is added to README.md of
+    the model."""
     with told_in_one_line('stopped'):
-        rule = chosen_rule(depth, column, images, group)
+        rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
         if false_accepts is not None:
             check_above_0('--false-accepts', false_accepts, below=1)
         model_folder(model)
@@ -563,8 +640,10 @@ def run_evaluate(
                 greys.append(grey_of(others))
         if part == 'all' and gallery is None:
             say_if_trained_on(embedder, pictures)
-        from dml_nb.data.images import class_count
-        from dml_nb.evaluation.retrieval import evaluate as measure
+        from dml_nb.data.images import class_count, is_sets
+        from dml_nb.evaluation.relevance import per_label
+        from dml_nb.evaluation.retrieval import evaluate
+        measure = by_sets if is_sets(pictures.labels) else evaluate
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:
             if class_count(pictures) < 2:
@@ -579,15 +658,21 @@ def run_evaluate(
         report = measure(z, labels, **sides)
         if gallery is not None:
             among |= dict(gallery=others.name, unmatched=report['unmatched'])
-        among['near_copies'] = without_copies(z, labels, sides, report, *greys)
+        sets = is_sets(labels)
+        among['near_copies'] = None if sets else without_copies(z, labels, sides, report, *greys)
+        if sets and false_accepts is not None:
+            raise ValueError('--false-accepts: expected one class for each picture, got sets')
         if false_accepts is not None:
             data_of = pictures.name if gallery is None else f'{pictures.name} in {others.name}'
             among['threshold'] = dict(fitted(z, labels, sides, false_accepts), data=data_of)
             keep_fact(embedder, model, threshold=among['threshold'])
+        levels = {}
+        if pictures.above and gallery is None:
+            levels = by_levels(z, pictures, report, groups_together(pictures)[0])
         keys = ['recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr']
         low_high = {key: report.interval(key) for key in keys}
-        worst = report.per_class('map@r')[:classes]
-        rows = [dict(row, name=str(names[row['class']])) for row in worst]
+        worst = per_label(report, labels) if is_sets(labels) else report.per_class('map@r')
+        rows = [dict(row, name=str(names[row['class']])) for row in worst[:classes]]
         said = f'{pictures.name}, {part}: {counted(pictures)}'
         if pictures.groups is not None:
             among['groups'] = len({*pictures.groups.tolist()} - {''})
@@ -599,7 +684,7 @@ def run_evaluate(
         from dml_nb.search.card import add_evaluation
         add_evaluation(model_folder(model).parent, facts, as_typed(context))
         if json_:
-            print(json.dumps(facts | dict(worst_classes=rows)))
+            print(json.dumps(facts | dict(worst_classes=rows, **levels)))
             return
         console = Console()
         console.print(said, style='italic', highlight=False, markup=False, soft_wrap=True)
@@ -616,6 +701,8 @@ def run_evaluate(
         console.print(table)
         if said := copies_text(among['near_copies']):
             console.print(said, highlight=False, markup=False, soft_wrap=True)
+        for line in lines_of_levels(levels):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if rows:
             found = ', '.join(f"{row['name']} {100 * row['map@r']:.1f}" for row in rows)
             console.print(f'least found (MAP@R in %): {found}', highlight=False, markup=False)
@@ -637,6 +724,7 @@ def run_embed(
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
+    multi_label:MultiLabel = None,
     json_:Json = False,
 ):
     """Write embeddings with their labels into a file of arrays.
@@ -661,13 +749,17 @@ def run_embed(
             embedder = load_model(model)
             import numpy as np
             with kept_pixels(model) as kept:
-                rule = chosen_rule(depth, column, images)
+                rule = chosen_rule(depth, column, images, None, multi_label)
                 pictures = pictures_for(embedder, data, rule, 'later', kept)
                 z, pictures = embedded(embedder, pictures)
-            z = z.numpy()
-            names = np.array([*map(str, pictures.classes), ''])[pictures.labels]    # '': no label
+            z, named = z.numpy(), np.array([*map(str, pictures.classes), ''])
+            arrays = dict(features=z)
+            if pictures.labels.ndim == 2:
+                arrays |= dict(labels=pictures.labels, classes=named[:-1])
+            else:
+                arrays['labels'] = named[pictures.labels]                           # '': no label
             content = BytesIO()
-            np.savez(content, features=z, labels=names)
+            np.savez(content, **arrays)
             write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '

@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Columns, Depth, Images, Json, app, check_above_0, fail, no_empty_folder, progress_bar,
+    Columns, Depth, Images, Json, Level, Levels, MultiLabel, app, check_above_0, fail, no_empty_folder, progress_bar,
     reading_bar, stopped_writing, told_in_one_line, writable_folder)
 from .models import (
     DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model, model_folder)
@@ -73,6 +73,9 @@ def run_index(
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
+    multi_label:MultiLabel = None,
+    levels:Levels = False,
+    level:Level = [],
     json_:Json = False,
 ):
     """Put every picture of a folder, a zip or a table into an index, to be searched; again, to bring
@@ -85,7 +88,7 @@ def run_index(
     embedded, and those that are gone leave it; any other index is replaced."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
-        rule = chosen_rule(depth, column, images)
+        rule = chosen_rule(depth, column, images, None, multi_label, levels, level)
         source, _, path = data.partition(':')
         place = path if source in ('folder', 'zip', 'csv') else data
         if add and remove or fresh and (add or remove) or kind and (add or remove):
@@ -125,6 +128,8 @@ def run_search(
         min=-1, max=1,
         help='Similarity below which there is nothing like a picture, -1 for none; as dml evaluate '
              '--false-accepts fitted it if it is not given.')] = None,
+    label:Annotated[str, typer.Option(
+        help='Only pictures that have this label, among others, or this class above theirs.')] = None,
     html:Annotated[str, typer.Option(
         help='Write a page with the pictures into this file.')] = None,
     json_:Json = False,
@@ -146,7 +151,7 @@ def run_search(
                 what = 'that is a folder' if path.is_dir() else 'there is no such file'
                 fail(f'images: expected pictures, got {image!r}, and {what}')
         from dml_nb.search.folders import nothing_text, search_folder, search_page
-        answers = search_folder(index, images, k, expand, rerank, least)
+        answers = search_folder(index, images, k, expand, rerank, least, label)
         if html is not None:
             search_page(answers, Path(html).expanduser())
         if json_:

@@ -12,7 +12,7 @@ Docs: https://dml-nb.github.io/dml_nb/data.classes.html.md"""
 __all__ = []
 
 # %% ../../nbs/31_data.classes.ipynb #24f6cc63
-import os, unicodedata, warnings
+import os, re, unicodedata, warnings
 from collections import Counter
 from pathlib import PurePosixPath
 
@@ -86,6 +86,44 @@ def classes_of(
         place = str(base).encode('utf-8', 'backslashreplace').decode()     # a name may be no UTF-8
         warnings.warn(f'{place}: {said}', stacklevel=5)
     return [class_of(p[:-1], depth) for p in pictures]
+
+# %% ../../nbs/31_data.classes.ipynb #d205171f
+WORDS = {'first-word': 0, 'last-word': -1}
+
+
+def levels_above(
+    classes, # their C names
+    how, # 'folders', 'first-word' or 'last-word'; or {class: names of those above it, in order}
+) -> list: # of L lists: on each level above the classes, the next one first, the C names
+    "Raises `ValueError` for classes without any above them, and for levels that do not nest."
+    wanted = 'levels: expected'
+    if how == 'folders':
+        parts = [name.split('/') for name in classes]
+        deepest = max(map(len, parts), default=1)
+        if deepest == 1:
+            raise ValueError(f'{wanted} classes in folders within folders, as birds/wren, got '
+                             f'{", ".join(classes[:3])}; --level (levels=) also takes first-word, '
+                             'last-word, columns of a table, or a table of parents')
+        above = [['/'.join(part[:k]) for part in parts] for k in range(deepest - 1, 0, -1)]
+    elif isinstance(how, str):
+        words = [re.split(r'[\s_]+', name.strip(' _')) for name in classes]
+        above = [[each[WORDS[how]] for each in words]]
+    else:
+        missing = [name for name in classes if name not in how]
+        if missing:
+            raise ValueError(f'{wanted} the parents of each class, {missing[0]!r} has none')
+        above = [list(names) for names in zip(*(how[name] for name in classes))]
+    for below, names in zip([classes, *above], above):
+        parent = {}
+        for child, name in zip(below, names):
+            if parent.setdefault(child, name) != name:
+                raise ValueError(f'{wanted} one class above {child!r}, got {parent[child]!r} and '
+                                 f'{name!r}')
+        if len(set(names)) < 2:
+            raise ValueError(f'{wanted} at least two classes on each level, got '
+                             f'{", ".join(sorted(set(names))) or "none"} alone')
+    return above
+
 
 # %% ../../nbs/31_data.classes.ipynb #8de57227
 ENDINGS = set('.jpg .jpeg .png .bmp .gif .webp .tif .tiff .pgm .ppm'.split())

@@ -23,9 +23,11 @@ from pathlib import Path, PurePosixPath
 # %% ../../nbs/31_data.readers.ipynb #c87f24a6
 import numpy as np
 
-from .images import ImageFiles, ImageSet, Vectors, existing_file, reading
+from .images import (
+    ImageFiles, ImageSet, Vectors, counts_of_classes, existing_file, is_sets, reading)
 from .classes import (
-    ENDINGS, LEAF, check_depth, classes_of, contents_of, is_picture, one_spelling, say_not_read)
+    ENDINGS, LEAF, WORDS, check_depth, classes_of, contents_of, is_picture, levels_above,
+    one_spelling, say_not_read)
 from ..support.validate import check_choice, check_number
 
 # %% ../../nbs/31_data.readers.ipynb #c3fd3e02
@@ -218,7 +220,7 @@ LENIENT = 'skip', 'later' # values of `on_error` with which faulty pictures are 
 
 def check_classes(name, labels, classes, least=2):
     "ValueError for a class without items, or too few classes"
-    present = set(np.unique(labels).tolist()) - {-1}
+    present = set(np.flatnonzero(counts_of_classes(labels)).tolist())
     for label, c in enumerate(classes):
         if label not in present:
             raise ValueError(f'{name}: expected a picture of each class, {str(c)!r} has none')
@@ -468,7 +470,9 @@ def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line':
             if not row[k]:
                 raise ValueError(f'{path}, line {line}: expected a {called[key]}, got none')
     table = {key: [row[k] for _, row in rows] for key, k in place.items()}
-    return table | {'line': [line for line, _ in rows]}
+    beside = {name: [one_spelling(row[k]) for _, row in rows] for k, name in enumerate(header)
+              if k not in place.values()}
+    return table | {'line': [line for line, _ in rows], 'beside': beside}
 
 
 def _cameras(path, table): # (N,) int64, or None
@@ -547,21 +551,47 @@ def table_places(
     return _beside(path, files, images), files, table
 
 
-def table_classes(path, table) -> tuple: # (N,) int64 labels, names of the classes in order
+def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the labels in order
+    "The parts of each label; −1 alone is none. Raises ValueError with the line of an empty part."
+    if 'class_name' in table:
+        raise ValueError(f'{path}: expected no class_name beside labels in sets, there is one')
+    parts = [[part.strip() for part in label.split(separator)] for label in table['label']]
+    for line, each in zip(table['line'], parts):
+        if '' in each:
+            raise ValueError(f'{path}, line {line}: expected a label on each side of {separator!r}, '
+                             'got none')
+    every, classes = numbered_classes(path, [part for each in parts for part in each])
+    rows = np.repeat(np.arange(len(parts)), [*map(len, parts)])
+    sets = np.zeros((len(parts), len(classes)), dtype=bool)
+    sets[rows[every >= 0], every[every >= 0]] = True
+    return sets, classes
+
+
+def table_classes(path, table, multi_label=None) -> tuple: # labels, names of the classes in order
+    "Integers (N,) and −1 for none; with a separator of labels sets of them, booleans (N, C)."
+    if multi_label is not None:
+        return label_sets(path, table, check_separator(multi_label))
     labels, classes = numbered_classes(path, table['label'])
     if 'class_name' in table:
         classes = _class_names(path, labels, classes, table['class_name'])
     return labels, classes
 
 
-def read_csv(root=None, name=None, columns=None, images=None, **options) -> ImageSet:
+def check_separator(separator):
+    if not isinstance(separator, str) or not separator.strip():
+        raise ValueError(f'multi_label: expected what separates labels, as |, got {separator!r}')
+    return separator
+
+
+def read_csv(root=None, name=None, columns=None, images=None, multi_label=None, **options) -> ImageSet:
     "A table of files and labels, and pictures beside it."
     base, files, table = table_places(root, columns, images)
     path = Path(root).expanduser()
-    labels, classes = table_classes(path, table)
+    labels, classes = table_classes(path, table, multi_label)
     found = picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
                         _cameras(path, table), table.get('group'), **options)
     found.columns = {'file': 'file', 'label': 'label'} | (columns or {})
+    found.multi_label, found.beside = multi_label, table['beside']
     return found
 
 
@@ -604,6 +634,7 @@ def _label_values(path, values) -> tuple:
     "Labels from a file, and which of them is no class, as `numbered_classes` takes them"
     is_table = isinstance(values, list)
     values = np.asarray(values)
+    if is_sets(values): return values, None
     if values.ndim != 1 or values.dtype.kind not in 'iuU':
         raise ValueError(f'{path}: expected integers or names (N,) as labels, '
                          f'got {values.dtype} of shape {values.shape}')
@@ -629,6 +660,10 @@ def read_features(root=None, labels=None, name=None) -> ImageSet:
                          f'{", ".join(sorted(arrays))}')
     values, unlabelled = _label_values(path, arrays['labels'])
     vectors = Vectors(arrays[names[0]])
+    if is_sets(values):
+        names = [str(name) for name in arrays.get('classes', range(values.shape[1]))]
+        return ImageSet(vectors, values, names, arrays.get('camera'), arrays.get('split'),
+                        name or path.stem)
     if len(values) != len(vectors):
         raise ValueError(f'{path}: expected one label for each of the {len(vectors):,} vectors, '
                          'got '
@@ -637,3 +672,64 @@ def read_features(root=None, labels=None, name=None) -> ImageSet:
     check_classes(path, numbers, classes)
     camera, split = arrays.get('camera'), arrays.get('split')
     return ImageSet(vectors, numbers, classes, camera, split, name or path.stem)
+
+# %% ../../nbs/31_data.readers.ipynb #a2ed6e0e
+def _parents_in(path) -> dict: # {class: names of those above it}
+    "What stands in a table of parents. Raises ValueError with the line of what is wrong."
+    (_, header), *rows = _csv_rows(existing_file(path, 'a table of parents'), set())
+    found = {}
+    for line, (name, *above) in rows:
+        if len(above) != len(header) - 1 or not above or '' in above:
+            raise ValueError(f'{path}, line {line}: expected {max(2, len(header))} names, a class '
+                             'and those above it, got ' + repr(','.join([name, *above])))
+        if found.setdefault(one_spelling(name), above) is not above:
+            raise ValueError(f'{path}, line {line}: expected each class once, {name} is there twice')
+    return found
+
+
+def _parents_beside(beside, labels, classes, columns) -> dict: # {class: names of those above it}
+    "The same from further columns of a table"
+    unknown = [column for column in columns if column not in (beside or {})]
+    if unknown:
+        known = ', '.join(beside) if beside else 'it has no further columns'
+        raise ValueError(f'levels: expected folders, {", ".join(WORDS)}, a table of parents or '
+                         f'further columns of a table ({known}), got {unknown[0]!r}')
+    found = {}
+    for label, *above in zip(labels.tolist(), *(beside[column] for column in columns)):
+        if label < 0: continue
+        if found.setdefault(classes[label], above) != above or '' in above:
+            said = ' and '.join(dict.fromkeys(map(', '.join, (found[classes[label]], above))))
+            raise ValueError(f'levels: expected one {", ".join(columns)} for class '
+                             f'{classes[label]!r}, got {said!r}')
+    return found
+
+
+def levels_by(
+    how, # 'folders', 'first-word', 'last-word', a table of parents, or columns of the table itself
+    labels, # (N,) integers, in the order of the table
+    classes, # names
+    beside=None, # {column: N strings}
+) -> list: # as from `levels_above`
+    "The classes above the classes. Raises ValueError, and FileNotFoundError for no such table."
+    if is_sets(labels):
+        raise ValueError(f'levels: expected one class for each picture, got sets of labels')
+    if how == 'folders' or how in list(WORDS): return levels_above(classes, how)
+    if isinstance(how, (str, os.PathLike)) and str(how).endswith(('.csv', '.tsv')):
+        return levels_above(classes, _parents_in(how))
+    columns = [how] if isinstance(how, str) else list(how)
+    return levels_above(classes, _parents_beside(beside, labels, classes, columns))
+
+
+def with_levels(
+    images:ImageSet,
+    how, # as in `levels_by`
+) -> ImageSet:
+    "The same pictures, whose classes have others above them. Raises as `levels_by`."
+    beside = images.beside and {column: [values[i] for i in images.index]
+                                for column, values in images.beside.items()}
+    images = copy(images)
+    images.above = levels_by(how, images.labels, images.classes, beside)
+    images.levels = how if isinstance(how, str) else [*map(str, how)] if isinstance(
+        how, (list, tuple)) else str(how)
+    return images
+

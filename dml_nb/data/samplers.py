@@ -24,7 +24,7 @@ import torch
 from fastcore.basics import patch
 from torch.utils.data import Sampler
 
-from ..core import as_labels
+from .splits import sets_and_classes
 from ..support.validate import check_number
 
 # %% ../../nbs/36_data.samplers.ipynb #1acc02d8
@@ -64,7 +64,7 @@ class ClassBatchSampler(Sampler):
     "Batches of P classes × M images that cover all labelled images in every cycle."
     def __init__(
         self,
-        labels, # (N,) integers; -1: unlabelled
+        labels, # (N,) integers, -1: unlabelled; or sets of labels (N, C), booleans
         classes=8, # P: classes per batch
         per_class=4, # M: images of each in a batch
         seed=0, # with the epoch it fixes the cycle
@@ -79,7 +79,7 @@ class ClassBatchSampler(Sampler):
         self.seed = int(check_number('seed', seed, 0, integer=True))
         self.world = int(check_number('world', world, 1, integer=True))
         self.rank = int(check_number('rank', rank, 0, self.world - 1, integer=True))
-        self.labels = as_labels(labels, len(labels)).cpu().numpy().copy()
+        self.sets, self.labels = sets_and_classes(labels)
         order = np.argsort(self.labels, kind='stable')
         self.unlabelled = int((self.labels < 0).sum())
         self.without_label, labelled = np.split(order, [self.unlabelled])
@@ -164,14 +164,27 @@ def deal_unlabelled(
 
 # %% ../../nbs/36_data.samplers.ipynb #3dfcf7fb
 @patch
+def shuffled(
+    self:ClassBatchSampler,
+    c:int, # which of the classes present
+    rng, # `numpy.random.Generator`
+) -> np.ndarray: # indices: its members, then with sets all others that have its label
+    "The order in which a class is dealt into groups of M: C arrays (k_c, M)."
+    members = rng.permutation(self.members[c])
+    if self.sets is None:
+        return members
+    others = self.sets[:, self.present[c]].copy()
+    others[members] = False
+    return np.concatenate([members, rng.permutation(np.flatnonzero(others))])
+
+@patch
 def cycle(
     self:ClassBatchSampler,
 ) -> list: # batches of P·M indices, those of one class together, then U unlabelled ones
     "All batches of this epoch that belong to this rank."
     rng = np.random.default_rng([self.seed, self.epoch])
     k, T = groups_per_class(self.counts, self.classes, self.per_class, self.world, rng)
-    dealt = [np.resize(rng.permutation(members), (n, self.per_class))        # C arrays (k_c, M)
-             for members, n in zip(self.members, k)]
+    dealt = [np.resize(self.shuffled(c, rng), (n, self.per_class)) for c, n in enumerate(k)]
     unlabelled = self.deal_unlabelled(T)
     left, batches = k.copy(), []
     for t in range(T):
@@ -231,7 +244,8 @@ def class_means(
 def _identity(self:ClassBatchSampler) -> dict:
     "What must agree for a state to fit: everything that fixes the cycle, but rank and means."
     return dict(
-        labels=hashlib.sha256(self.labels.tobytes()).hexdigest(), classes=self.classes,
+        labels=hashlib.sha256((self.labels if self.sets is None else self.sets).tobytes()).hexdigest(),
+        classes=self.classes,
         per_class=self.per_class, seed=self.seed, world=self.world,
         unlabelled_per_batch=self.unlabelled_per_batch)
 

@@ -23,7 +23,8 @@ from .benchmarks import (
     read_omniglot, read_orl_faces, read_sop, read_stl10)
 from .glyphs import read_glyphs
 from .images import ImageSet
-from .readers import read_csv, read_digits, read_features, read_folder, read_zip
+from .readers import (
+    read_csv, read_digits, read_features, read_folder, read_zip, with_levels)
 
 # %% ../../nbs/33_data.sources.ipynb #b608a5f4
 #: Name -> reader: a function of the set's place (None: $DML_NB_DATA) and of options that gives an
@@ -81,6 +82,7 @@ def load_data(
     name_or_path, # a name of the table above, 'name:PATH', or the path of a folder or file
     root=None, # where a named set lies: its folder, or the one around it; None: `$DML_NB_DATA`
     download:bool=False, # fetch the set if it is not there and can be fetched
+    levels=None, # classes above the classes: 'folders', 'first-word', 'last-word', columns, a CSV
     **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, tell=, depth=, ...
 ) -> ImageSet:
     """Any of the sources by name.
@@ -88,6 +90,10 @@ def load_data(
     A CSV has the columns file and label, and may have class_name, split and camera. The class of a
     picture in a folder or a zip is the folder in which it lies, called by its path, or with depth=1
     the first folder of that path, with depth=2 the second in it, and so on.
+
+    With `levels` classes have others above them: by folders within folders, the first or last word
+    of their names, further columns of a table (a list, finest first), or a CSV with a line for each
+    class and those above it. `multi_label='|'` reads sets of labels from a table, as a|b.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""
@@ -109,4 +115,5 @@ def load_data(
     elif download:
         raise ValueError(f'download: expected False, since {name} is only read from disk, '
                          f'got {download!r}')
-    return reader(root if root is not None else path or None, **options)
+    images = reader(root if root is not None else path or None, **options)
+    return images if levels is None else with_levels(images, levels)

@@ -33,6 +33,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from .. import DEFAULT_LOSS
+from ..evaluation.relevance import per_label
 from dml_nb.search.mistakes import (
     Collection, class_hues, corrected_table, found_by_name, numeric_settings, shown_losses,
     weights_of)
@@ -141,12 +142,19 @@ def which(self:Pages, request):
 @patch
 def map_json(self:Pages, request):
     seen = self.which(request)
-    names = list(self.collection.names)
-    hues = class_hues(self.collection.z, self.collection.labels, len(names))
-    if (self.collection.labels < 0).any():
-        names.append('')                                    # the map draws those without a class
-    return json_answer(dict(pictures=len(self.collection), names=names, hues=hues.tolist(),
-                            dim=seen.z.shape[1]))
+    shown = self.collection
+    rows, labels = np.arange(len(shown)), shown.labels
+    if shown.sets is not None:
+        rows, labels = np.nonzero(shown.sets)
+    hues = class_hues(shown.z[rows], labels, len(shown.names))
+    found = dict(pictures=len(shown), hues=hues.tolist(), dim=seen.z.shape[1])
+    if shown.sets is None and not shown.above:
+        names = list(shown.names) + [''] * bool((shown.labels < 0).any())
+        return json_answer(found | dict(names=names))
+    names, members = zip(*shown.filters())
+    return json_answer(found | dict(
+        names=names, members=[pictures.tolist() for pictures in members],
+        base=len(shown.names) + bool((shown.labels < 0).any())))
 
 
 @patch
@@ -192,7 +200,8 @@ def of_other(self:Pages, j):
         i = place.get(self.other.paths[k])
         if i is not None:
             figures.append(figure(self.collection, i, f'{similarity:.3f} {right}',
-                                  self.other.class_name(k), cls=right))
+                                  self.other.class_name(k),
+                                  cls=right.partition(' ')[0]))
     return Div(*figures, cls='grid')
 
 # %% ../../nbs/59_search.browser.ipynb #7f3260a7
@@ -304,8 +313,11 @@ def of_class(self:Pages, request, c):
     title = str(seen.names[c])
     if other < 0:
         text = 'All its pictures.'
-        return self.sixty(request, '', title, np.flatnonzero(seen.labels == c),
+        has = seen.labels == c if seen.sets is None else seen.sets[:, c]
+        return self.sixty(request, '', title, np.flatnonzero(has),
                           lambda i: (seen.paths[i],), P(text, cls='note'))
+    if seen.sets is not None:
+        raise LookupError(f'for: expected none with sets of labels, got {other}')
     nearest = f'Its pictures whose nearest is of another class, first {seen.names[other]}.'
     return self.listed(
         request, '', f'{title}, taken for {seen.names[other]}', lambda: study.taken_for(c, other),
@@ -317,24 +329,32 @@ def classes(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     if not study.finished():
         return self.waiting('Confused classes', '/classes', study)
-    of_class = study.report.per_class('map@r')
-    pairs = study.report.confusions(top=30)
 
     def named(c):
         return seen.names[c], f'/class/{c}'
 
+    if seen.sets is not None:
+        least = [([named(row['class'])], [(row['queries'], ''), (f"{100 * row['map@r']:.1f}", '')])
+                 for row in per_label(study.report, seen.sets)[:200]]
+        return self.page('Confused classes', '/classes', H2('Least found labels first'),
+                         table_of(['label'], ['pictures', 'MAP@R, %'], least))
+    of_class = study.report.per_class('map@r')
+    pairs = study.report.confusions(top=30)
+    one_of = {label: i for i, label in enumerate(seen.labels.tolist())}
     confused, found = [], []
     for row in pairs:
         c, other = row['class'], row['taken_for']
         confused.append(([named(c), named(other)], [
-            (row['queries'], f'/class/{c}?for={other}'), (f"{row['share']:.2f}", '')]))
+            (row['queries'], f'/class/{c}?for={other}'), (f"{row['share']:.2f}", '')]
+            + [(seen.relation(one_of[c], one_of[other]), '')] * bool(seen.above)))
     for row in of_class[:200]:
         numbers = row['queries'], f"{100 * row['recall@1']:.1f}", f"{100 * row['map@r']:.1f}"
         found.append(([named(row['class'])], [(value, '') for value in numbers]))
     return self.page(
         'Confused classes', '/classes', Div(
             Div(H2('Which is taken for which'),
-                table_of(['class', 'taken for'], ['queries', 'share'], confused)),
+                table_of(['class', 'taken for'], ['queries', 'share'] + ['is'] * bool(seen.above),
+                         confused)),
             Div(H2('Least found classes first'),
                 table_of(['class'], ['pictures', 'R@1, %', 'MAP@R, %'], found)),
             cls='two'))

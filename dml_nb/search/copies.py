@@ -284,7 +284,8 @@ def find_duplicates(
     two that are near-copies. A row's group is called by the first file of it.
 
     Raises `FileNotFoundError` for no such place, `ValueError` where no picture can be read."""
-    base, names, labels = located(data, {}, **rule)
+    base, names, said_of = located(data, {}, **rule)
+    labels = [said['label'] for said in said_of]
     read = []
     with ThreadPoolExecutor() as pool:                  # PIL decodes several at once
         for found in pool.map(read_small, [base[name] for name in names]):

@@ -35,13 +35,15 @@ from .. import DEFAULT_LOSS
 from ..support.results import code_hash, machine, versions, write_json
 from ..support.storage import one_writer
 from ..support.validate import check_number
-from ..data.images import ImageSet, class_count
+from ..data.images import ImageSet, class_count, is_sets
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
 from ..training.learner import metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
+from ..losses.structure import Levels, Shares
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
+from ..evaluation.relevance import evaluate_relevance, shared_labels
 from ..evaluation.retrieval import evaluate
 from .card import draw_curves, write_card
 from .choices import (
@@ -250,6 +252,21 @@ def loss_for(
         torch.manual_seed(seed)
         return loss(classes, dim)
 
+
+def of_structure(
+    loss:nn.Module, # from `loss_for`
+    images:ImageSet,
+    coarse:float, # weight of a level, over that of the next finer one
+) -> nn.Module:
+    "The loss on the sets or levels of the labels, if they have any. Raises as `check_inner`."
+    if isinstance(loss, (Shares, Levels)):
+        return loss
+    if is_sets(images.labels):
+        return Shares(loss)
+    if images.above:
+        return Levels(loss, [coarse**level for level in range(1 + len(images.above))])
+    return loss
+
 # %% ../../nbs/58_search.everyday.ipynb #5bf70e9d
 def careful_learner(
     train:ImageSet,
@@ -292,7 +309,9 @@ def fit_and_record(
     "Adds to the record, in place: before, curve, best, seconds, hash of the embedder, finished."
     settings = record['settings']
     if 'before' not in record:
-        before = evaluate(*learn.embed(), ks=(1,))
+        z, labels = learn.embed()
+        before = (evaluate_relevance(z, shared_labels(labels), ks=(1,)) if is_sets(labels)
+                  else evaluate(z, labels, ks=(1,)))
         record['before'] = {key: before[key] for key in ('recall@1', 'map@r')}
         write_record(path, record)
     start = time.perf_counter()
@@ -330,8 +349,11 @@ def train_embedder(
     log:str=None, # 'tensorboard' or 'wandb': where curves are written, too
     command:str=None, # that asked for it, for README.md
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'
+    coarse:float=.2, # weight of each level of classes over that of the next finer one
 ) -> dict: # settings, curve, before, best, seconds, embedder, finished: as in `training.json`
     """Train, judge by held-back classes, keep the best in `out/embedder`, go on after a stop.
+
+    With sets of labels the loss is given as `Shares`, with classes above the classes as `Levels`.
 
     Beside it are a card of the model (README.md) and its curves (curves.png).
 
@@ -339,6 +361,7 @@ def train_embedder(
     folder with another training or without the network of a finished one, `OSError` for weights or
     files that cannot be had and for a folder that another process is writing."""
     check_number('lr', 1. if lr is None else lr, above=0)
+    check_number('coarse', coarse, lo=0)
     check_number('workers', workers, lo=0, integer=True)
     check_number('freeze', freeze, lo=0, integer=True)
     check_log(log)
@@ -346,16 +369,17 @@ def train_embedder(
     augmentation(augment, images[0][0])
     out = Path(out).expanduser()
     train, valid, how = hold_back(images, held_out, seed)
-    known = len(np.unique(train.labels[train.labels >= 0]))
+    known = class_count(train)
     arch, weights = usual_network(images[0][0].shape, body, weights)
     lr = (3e-3 if weights is None else 3e-4) if lr is None else lr
     embedder = new_embedder(images, arch, weights, dim, seed, freeze)
     if freeze and not any(True for _ in embedder.body.parameters()):
         raise ValueError(f'freeze: expected 0 for a body that has nothing to learn ({arch}), got '
                          f'{freeze}')
-    loss = loss_for(loss, known, embedder.dim, seed)
+    loss = of_structure(loss_for(loss, known, embedder.dim, seed), images, coarse)
     data = dict(name=images.name, sha256=images.sha256())
-    rule = {name: getattr(images, name) for name in ('depth', 'columns', 'group')
+    rule = {name: getattr(images, name)
+            for name in ('depth', 'columns', 'group', 'multi_label', 'levels')
             if getattr(images, name) is not None}
     settings = dict(
         data=data, **rule, loss=loss_text(loss), body=arch,

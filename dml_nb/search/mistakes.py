@@ -28,8 +28,11 @@ import torch
 from torch import Tensor
 
 from ..data.readers import file_at
+from ..data.splits import sets_and_classes
+from ..evaluation.relevance import evaluate_relevance, shared_labels
 from ..evaluation.retrieval import evaluate
 from ..losses.catalogue import LOSSES
+from ..losses.structure import Shares
 from .index import index_of_pictures
 
 # %% ../../nbs/58_search.mistakes.ipynb #9771442c
@@ -61,9 +64,19 @@ class Collection:
         self.z = self.index.vectors()                                   # (N, D) unit rows
         known = self.index.metadata()
         self.paths = [fact['path'] for fact in known]
-        said = np.array([fact['label'] for fact in known])              # '': of no class
-        self.names = np.unique(said[said != ''])                        # of the classes
-        self.labels = np.where(said == '', -1, np.searchsorted(self.names, said))       # (N,)
+        self.sets = None                                                # (N, C) booleans
+        if any('labels' in fact for fact in known):
+            of_each = [fact.get('labels', []) for fact in known]
+            self.names = np.unique([name for names in of_each for name in names])
+            table = np.array([np.isin(self.names, names) for names in of_each])
+            self.sets, self.labels = sets_and_classes(table)            # (N,) the rarest of each
+        else:
+            said = np.array([fact['label'] for fact in known])          # '': of no class
+            self.names = np.unique(said[said != ''])                    # of the classes
+            self.labels = np.where(said == '', -1, np.searchsorted(self.names, said))   # (N,)
+        levels = max(len(fact.get('above', [])) for fact in known)
+        self.above = [np.array([[*fact.get('above', []), *[''] * levels][level] for fact in known])
+                      for level in range(levels)]                       # of each level: (N,) names
         self.xy = flat_map(self.z)
         self.studied = Study(self)
 
@@ -88,21 +101,46 @@ class Collection:
         self,
         i:int, # which picture
     ) -> str: # '' for none
+        if self.sets is not None:
+            return ' | '.join(self.names[self.sets[i]])
         return '' if self.labels[i] < 0 else str(self.names[self.labels[i]])
+
+    def relation(
+        self,
+        i:int, # a picture
+        j:int, # another
+    ) -> str: # 'right' or 'wrong'; 'level 2': right there, and wrong below; '' where one has no class
+        if min(self.labels[i], self.labels[j]) < 0:
+            return ''
+        same = self.labels[i] == self.labels[j]
+        if self.sets is not None:
+            same = (self.sets[i] & self.sets[j]).any()
+        if same:
+            return 'right'
+        for level, names in enumerate(self.above, 2):
+            if names[i] and names[i] == names[j]:
+                return f'level {level}'
+        return 'wrong'
+
+    def filters(self) -> list: # of (name, (n,) pictures): labels, '' for none, and classes above
+        "By what the map can be filtered."
+        sets = [self.labels == c for c in range(len(self.names))] if self.sets is None else self.sets.T
+        found = list(zip(self.names.tolist(), sets))
+        if (self.labels < 0).any():
+            found.append(('', self.labels < 0))             # the map draws those without a class
+        for names in self.above:
+            found += [(name, names == name) for name in np.unique(names[names != '']).tolist()]
+        return [(name, np.flatnonzero(has)) for name, has in found]
 
     def neighbours(
         self,
         i:int, # which picture
         k:int=24, # how many
-    ) -> list: # of (picture, similarity, 'right' or 'wrong'; '' where either has no class)
+    ) -> list: # of (picture, similarity, what `relation` says)
         similarity, ids = self.index.search(ids=[int(self.ids[i])], k=min(k, len(self) - 1))
         places = np.searchsorted(self.ids.numpy(), ids[0].numpy())
-        found = []
-        for j, s in zip(places.tolist(), similarity[0].tolist()):
-            known = min(self.labels[i], self.labels[j]) >= 0
-            right = 'right' if self.labels[j] == self.labels[i] else 'wrong'
-            found.append((j, s, right if known else ''))
-        return found
+        return [(j, s, self.relation(i, j))
+                for j, s in zip(places.tolist(), similarity[0].tolist())]
 
 # %% ../../nbs/58_search.mistakes.ipynb #2e72decc
 class Study(threading.Thread):
@@ -134,7 +172,10 @@ class Study(threading.Thread):
 
     def compute(self):
         seen, labels = self.collection, self.collection.labels
-        self.report = evaluate(seen.z, labels, ks=(1,))
+        if seen.sets is None:
+            self.report = evaluate(seen.z, labels, ks=(1,))
+        else:
+            self.report = evaluate_relevance(seen.z, shared_labels(seen.sets), ks=(1,))
         self.doubt = np.full(len(seen), -1.)
         self.proposed = labels.copy()
         step = 1000
@@ -152,10 +193,16 @@ class Study(threading.Thread):
         votes = np.zeros((hi - lo, len(seen.names)), dtype=np.float32)
         rows = np.arange(hi - lo)[:, None]
         weight = similarity.clamp(min=0).numpy() * (labels[places] >= 0)
-        np.add.at(votes, (rows, labels[places]), weight)
-        votes /= np.maximum(votes.sum(1, keepdims=True), 1e-9)
-        own = votes[rows[:, 0], labels[lo:hi]].copy()
-        votes[rows[:, 0], labels[lo:hi]] = -1
+        if seen.sets is None:
+            np.add.at(votes, (rows, labels[places]), weight)
+            has = np.arange(len(seen.names)) == labels[lo:hi, None]     # (b, C)
+        else:
+            for of_each, j in zip(weight.T, places.T):
+                votes += of_each[:, None] * seen.sets[j]
+            has = seen.sets[lo:hi]
+        votes /= np.maximum(weight.sum(1, keepdims=True), 1e-9)
+        own = np.where(has, votes, np.inf).min(1)                       # of the least of its labels
+        votes[has] = -1
         self.proposed[lo:hi] = votes.argmax(1)
         self.doubt[lo:hi] = np.where(labels[lo:hi] >= 0, votes.max(1) - own, -1)
 
@@ -269,6 +316,8 @@ def weights_of(
         torch.manual_seed(seed)
         loss = LOSSES[name](**settings)
         x, y = collection.z[batch].double(), torch.as_tensor(collection.labels[batch])
+        if collection.sets is not None:
+            loss, y = Shares(loss), torch.as_tensor(collection.sets[batch])
         value = float(loss(x, y))
         W = loss.pair_weights(x, y)
     if not math.isfinite(value):

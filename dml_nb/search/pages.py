@@ -97,10 +97,11 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "The neighbours of a picture, with the word right or wrong where that is known."
+    "The neighbours of a picture, and whether they are right, on a level above, or wrong."
     found = collection.neighbours(i, k)
     return Div(*[
-        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j), cls=right)
+        figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j),
+               cls=right.partition(' ')[0])
         for j, similarity, right in found], cls='grid')
 
 # %% ../../nbs/58_search.pages.ipynb #94e0b609

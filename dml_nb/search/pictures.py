@@ -18,7 +18,7 @@ import os
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -28,11 +28,11 @@ import numpy as np
 from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
-from ..data.images import ImageSet, _opened
+from ..data.images import ImageSet, _opened, counts_of_classes
 from ..data.readers import (
-    Folder, _Archive, _files_and_folders, table_classes, table_places)
+    Folder, _Archive, _files_and_folders, levels_by, table_classes, table_places, with_levels)
 from ..data.sources import load_data, name_and_path, options_of
-from ..data.splits import split_by_class, split_by_image
+from ..data.splits import sets_and_classes, split_by_class, split_by_image
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
 def is_by_files(group) -> bool:
@@ -92,6 +92,15 @@ def files_of(images) -> list:
     return [paths[i] for i in images.index]
 
 # %% ../../nbs/57_search.pictures.ipynb #ead82caf
+@contextmanager
+def without_levels(data):
+    "Goes on, with a warning, where the levels of the training are not to be had."
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        warnings.warn(f'{data}: without the levels of the training; {error}', stacklevel=4)
+
+
 def load_pictures(
     data, # as `load_data` takes it
     size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
@@ -101,7 +110,8 @@ def load_pictures(
     on_error:str='skip', # 'later': faulty pictures are left out by whoever reads them
     kept=None, # `KeptPixels` of earlier commands, or None
     group:str=None, # what says which pictures belong together, as in `groups_of`
-    **rule, # what says the classes: depth=, columns=, images=; None: by default
+    levels_then=None, # levels of the training, which these pictures need not have
+    **rule, # what says the classes: depth=, columns=, images=, ...; None: by default
 ) -> ImageSet:
     "As `load_data`, without the pictures that cannot be read. Raises as `load_data`."
     taken = options_of(data)
@@ -113,6 +123,9 @@ def load_pictures(
                if value is not None and (name in taken or name == 'size')}
     options |= {name: value for name, value in rule.items() if value is not None}
     images = load_data(data, **options)
+    if levels_then is not None:
+        with without_levels(data):
+            images = with_levels(images, levels_then)
     if group is not None:
         images = copy(images)
         images.group = group
@@ -124,16 +137,19 @@ def load_pictures(
 def rule_text(
     depth=None, # of folders
     columns=None, # of a table
+    multi_label=None, # what separates its labels
     **other, # options that do not decide classes
 ) -> str: # '' for neither
-    if columns: return f"by the column {columns['label']} of a table"
+    if columns:
+        sets = f", in sets with {multi_label} between them" if multi_label else ''
+        return f"by the column {columns['label']} of a table{sets}"
     return f'by folders, at depth {depth}' if depth else ''
 
 
 def rule_for(
     data, # as `load_data` takes it
     facts:dict, # of an embedder
-    **given, # depth=, columns=, images=, group=; None: as in the training
+    **given, # depth=, columns=, images=, group=, multi_label=, levels=; None: as in the training
 ) -> dict: # options of `load_pictures`
     "What decides the classes. Warns if it is another rule than that of the training."
     taken = options_of(data)
@@ -145,20 +161,39 @@ def rule_for(
         now = dict(columns={'file': 'file', 'label': 'label'} | (facts.get('columns') or {})
                    | rule.get('columns', {}))
         rule |= now
+        if rule.setdefault('multi_label', facts.get('multi_label')) is None:
+            del rule['multi_label']
+        now['multi_label'] = rule.get('multi_label')
+    if 'levels' not in rule and facts.get('levels'):
+        rule['levels_then'] = facts['levels']
     if facts.get('group') and 'fit' in taken:
         rule.setdefault('group', facts['group'])
-    then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns')})
+    then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns', 'multi_label')})
     if now and then and rule_text(**now) != then:
         warnings.warn(f'{data}: its classes are decided {rule_text(**now)}; those that the model '
                       f'was trained with were decided {then}', stacklevel=3)
     return rule
 
 # %% ../../nbs/57_search.pictures.ipynb #a54f9543
+def facts_of(data, names, levels, then, beside=None) -> list: # of N dictionaries
+    "What an index keeps of classes: label, and above: those on the levels above it"
+    classes = sorted(set(names) - {''})
+    above = {}
+    if levels is not None or then is not None:
+        place = {name: i for i, name in enumerate(classes)} | {'': -1}
+        labels = np.array([place[name] for name in names])
+        with nullcontext() if then is None else without_levels(data):
+            found = levels_by(levels or then, labels, classes, beside)
+            above = dict(zip(classes, map(list, zip(*found))))
+    return [dict(label=name, above=above[name]) if name in above else dict(label=name)
+            for name in names]
+
+
 def located(
     data, # a folder, a zip or a table as `load_data` takes it, or one picture
     facts:dict, # of an embedder
     **given, # as in `rule_for`
-) -> tuple: # `Folder` or archive, N names in it, N labels; '' for a picture without a class
+) -> tuple: # `Folder` or archive, N names in it, N facts: label ('': none), labels of a set, above
     """Where pictures lie, and the classes that `load_pictures` would give them. Raises as
     `load_pictures`, and `FileNotFoundError` where there is no such place."""
     kind, path = '', os.fspath(data)
@@ -169,15 +204,21 @@ def located(
         raise FileNotFoundError(f'images: expected a folder, a zip or a table of pictures, got '
                                 f'{data}, and there is no such place')
     if is_picture(place.name) and place.is_file():
-        return Folder(place.parent), [place.name], ['']
+        return Folder(place.parent), [place.name], [dict(label='')]
     rule = rule_for(data, facts, **given) if kind else {}
     rule.pop('group', None)                                 # an index keeps no groups
+    levels, then = rule.pop('levels', None), rule.pop('levels_then', None)
     for name in rule.keys() - set(options_of(data)):
         raise TypeError(f'{name}: expected an option of {kind}, got {name}={rule[name]!r}')
     if kind == 'csv':
+        separator = rule.pop('multi_label', None)
         base, files, table = table_places(place, **rule)
-        labels, classes = table_classes(place, table)
-        return base, files, [[*classes, ''][label] for label in labels]
+        labels, classes = table_classes(place, table, separator)
+        if separator is not None:
+            sets = [[classes[c] for c in np.flatnonzero(row)] for row in labels]
+            return base, files, [dict(label=separator.join(names), labels=names) for names in sets]
+        names = [[*classes, ''][label] for label in labels]
+        return base, files, facts_of(data, names, levels, then, table['beside'])
     if kind == 'folder' and place.is_dir():
         base, files = Folder(place), contents_of(place)[0]
         pictures = [p for p in files if is_picture('/'.join(p))]
@@ -193,7 +234,7 @@ def located(
         first = '/'.join(pictures[labels.index('')])
         warnings.warn(f'{base}: pictures above the folders of classes get no label, '
                       f'{labels.count(""):,} in all, {first} first', stacklevel=3)
-    return base, ['/'.join(p) for p in pictures], labels
+    return base, ['/'.join(p) for p in pictures], facts_of(data, labels, levels, then)
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
 def split_by_group(labels, groups, share, seed) -> tuple: # train, valid: indices
@@ -212,7 +253,7 @@ def without_groups(train, valid) -> ImageSet:
     "What may train: no picture of a group in which there is one that judges. Says how many go."
     both = np.isin(train.groups, list({*valid.groups.tolist()} - {''}))
     rest = train.labels[~both]
-    if len(np.unique(rest[rest >= 0])) < 2:
+    if (counts_of_classes(rest) > 0).sum() < 2:
         raise ValueError(f'group: expected pictures of two classes that are in no group of those '
                          f'held back, got {len(rest):,} pictures')
     if both.any():
@@ -227,26 +268,28 @@ def hold_back(
     seed:int=0, # which ones
 ) -> tuple: # train, valid, and 'split', 'class' or 'image': what is held back
     """What to train on and what to judge by. Raises `ValueError` for fewer than two classes, and
-    where no two of what is held back belong together."""
+    where no two of what is held back belong together. With sets of labels it is a share of the
+    pictures, since a label that is held back goes along with others that train."""
     check_number('share', share, above=0, below=1)
-    present = np.unique(images.labels[images.labels >= 0])
+    sets, labels = sets_and_classes(images.labels)
+    present = np.flatnonzero(counts_of_classes(images.labels))
     if len(present) < 2:
         raise ValueError(f'data: expected at least two classes, got {len(present)}')
     if images.split is not None and {'train', 'test'} <= set(images.split.tolist()):
         parts = [images.split == 'train', images.split == 'test']
         how = 'split'
-    elif len(present) < 4:
-        parts, how = split_by_image(images.labels, share, seed), 'image'
+    elif len(present) < 4 or sets is not None:
+        parts, how = split_by_image(labels, share, seed), 'image'
         if images.groups is not None:
-            parts = split_by_group(images.labels, images.groups, share, seed)
+            parts = split_by_group(labels, images.groups, share, seed)
     else:
         away = min(max(2, round(share * len(present))), len(present) - 2)
         order = np.random.default_rng(seed).permutation(present)
-        parts, how = split_by_class(images.labels, np.sort(order[away:])), 'class'
+        parts, how = split_by_class(labels, np.sort(order[away:])), 'class'
     train, valid = (images.subset(part) for part in parts)
     if images.groups is not None:
         train = without_groups(train, valid)
-    counts = np.unique(valid.labels[valid.labels >= 0], return_counts=True)[1]
+    counts = counts_of_classes(valid.labels)
     if counts.max(initial=0) < 2:
         raise ValueError(f'data: expected two pictures of a class among those held back, of '
                          f'{len(images)} pictures {len(valid)} were, no two of them of one class')

@@ -8,6 +8,7 @@ const narrow = document.getElementById('narrow');
 let xy, codes, names = [], hues = [], N = 0, view = {s: 1, x: 0, y: 0}, lasso = null, lassoing = false;
 let thumbs = new Map(), pointers = new Map(), moved = false, pinch = 0, hover = -1;
 let members = [];                               // pictures of each class
+let labels = null, base = 0;    // of each picture, where it has several; classes that are drawn
 let chosen = new Set(), pointed = -1;           // classes kept in front, and the one pointed at
 let front = new Map();                          // class in front -> its hue there
 
@@ -23,6 +24,8 @@ const inFront = c => !front.size || front.has(c);
 const color = c => !inFront(c) ? look.behind :
   `hsl(${front.get(c) ?? hue(c) ?? 0} ${names[c] ? look.strong : '0%'} ${look.light})`;
 const called = c => names[c] || 'no class';
+const lead = i => labels ? labels[i].find(c => front.has(c)) ?? codes[i] : codes[i];    // shown as
+const titled = i => labels ? labels[i].map(called).join(' | ') : called(codes[i]);
 let place = {w: 0, h: 0, side: 0, left: 0, top: 0};     // of the map on the canvas, in pixels
 function measure() {
   const w = canvas.clientWidth, h = canvas.clientHeight, side = Math.min(w, h) * .94;
@@ -46,7 +49,7 @@ function uncovered(found) {                     // one for each square of the ma
   for (const i of found) {
     const square = `${Math.floor(xy[2 * i] / step)} ${Math.floor(xy[2 * i + 1] / step)}`;
     const first = squares.get(square);
-    if (first === undefined || inFront(codes[i]) > inFront(codes[first])) squares.set(square, i);
+    if (first === undefined || inFront(lead(i)) > inFront(lead(first))) squares.set(square, i);
   }
   return [...squares.values()];
 }
@@ -59,14 +62,14 @@ function draw() {
   ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
   ctx.clearRect(0, 0, w, h);
   const size = N > 20000 ? 2 : N > 3000 ? 3 : 5;
-  const classes = [...names.keys()];
+  const classes = [...names.keys()].slice(0, base);
   ctx.globalAlpha = .85;
   if (front.size) drawClasses(classes.filter(c => !inFront(c)), size);
   drawClasses(front.size ? [...front.keys()] : classes, front.size ? size + 2 : size);
   ctx.globalAlpha = 1;
   if (view.s > 2) {
     const near = uncovered(visible());
-    near.sort((i, j) => inFront(codes[i]) - inFront(codes[j]));
+    near.sort((i, j) => inFront(lead(i)) - inFront(lead(j)));
     near.forEach(drawThumb);
   }
   mark();
@@ -100,7 +103,7 @@ function mark() {
   ring.hidden = tip.hidden = x < 0 || y < 0 || x > w || y > h;
   if (ring.hidden) return;
   ring.style.transform = `translate(${x}px, ${y}px)`;
-  const name = called(codes[hover]);
+  const name = titled(hover);
   if (tip.textContent !== name) tip.textContent = name;
   const left = Math.max(4, Math.min(x + 12, w - tip.offsetWidth - 4));
   const below = y < tip.offsetHeight + 16;
@@ -130,9 +133,9 @@ function drawThumb(i) {
   }
   if (!img.complete || !img.naturalWidth) return;
   const w = THUMB, x = px(i) - w / 2, y = py(i) - w / 2;
-  ctx.globalAlpha = inFront(codes[i]) ? 1 : .35;
+  ctx.globalAlpha = inFront(lead(i)) ? 1 : .35;
   ctx.drawImage(img, x, y, w, w);
-  ctx.strokeStyle = color(codes[i]);
+  ctx.strokeStyle = color(lead(i));
   ctx.lineWidth = 2;
   ctx.strokeRect(x, y, w, w);
   ctx.globalAlpha = 1;
@@ -225,7 +228,7 @@ function lift(e) {
     const area = lasso, found = [];
     lasso = null;
     if (area.length > 3) for (let i = 0; i < N; i++) {
-      if (inFront(codes[i]) && inside(px(i), py(i), area)) found.push(i);
+      if (inFront(lead(i)) && inside(px(i), py(i), area)) found.push(i);
     }
     showPicked(found);
     redraw();
@@ -349,8 +352,12 @@ async function load(which) {
   hues = facts.hues;
   xy = new Float32Array(raw, 0, 2 * N);
   codes = new Int32Array(raw, 8 * N, N);
-  members = names.map(() => []);
-  codes.forEach((c, i) => members[c].push(i));
+  members = facts.members || names.map(() => []);
+  base = facts.base ?? names.length;
+  if (facts.members) {
+    labels = Array.from({length: N}, () => []);
+    members.forEach((of, c) => of.forEach(i => labels[i].push(c)));
+  } else codes.forEach((c, i) => members[c].push(i));
   if (!legend.childElementCount) names.forEach((_, c) => {
     const button = document.createElement('button'), dot = document.createElement('span');
     const name = document.createElement('span');

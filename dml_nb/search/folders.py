@@ -288,6 +288,7 @@ def refined(
 def labels_in(
     fact:dict, # of a picture, as `index_folder` keeps it
 ) -> list: # of names: those of its set, or its class and the classes above it
+    "The names by which a picture can be asked for."
     names = fact['labels'] if 'labels' in fact else [fact['label'], *fact.get('above', [])]
     return [name for name in names if name]
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..core import inf
+from ..core import inf, nan
 from .scratch import Scratch
 
 # %% ../../nbs/03_engine.tables.ipynb #f5db17a1
@@ -274,6 +274,10 @@ class Pairs:
         "(b, 1) negatives of each anchor."
         return self.of_rows(self.batch.n_neg).to(self.dtype)
 
+    def sum_of_positives(self, S):
+        "(b, 1) the sum of the similarities to an anchor's positives."
+        return self.positives(S).nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True)
+
     def for_term(self, statistics, table):
         """This block for the next term: of the `Batch` that it reads, with its statistics, and the
         memory after S free again."""
@@ -371,6 +375,9 @@ class BoundPairs(MaskPairs):
 
     def positives(self, S, scale=1.):
         return torch.maximum(S if scale == 1 else scale * S, self.bounds)
+
+    def sum_of_positives(self, S):
+        return (S * self.of_rows(self.batch.positives)).sum(1, keepdim=True)
 
     def others(self, S, scale=1.):
         return self.without_own(scale * S)

@@ -65,14 +65,15 @@ class SupCon(PairLoss):
     def value_and_weights(self, S, pairs):
         scale = 1 / self.temperature
         near, W = log_sum_exp(pairs.others(S, scale))                    # (b, 1), (b, R)
-        P, n_pos = pairs.positives(S), pairs.n_pos                       # (b, c), (b, 1)
+        n_pos = pairs.n_pos                                              # (b, 1)
         n = n_pos.clamp(min=1)
         if self.inside:
+            P = pairs.positives(S)                                       # (b, c)
             far, w_pos = log_sum_exp(P.masked_fill_(P == inf, -inf).mul_(scale))
             far -= n.log()                                               # (b, 1); w_pos (b, c)
         else:
             w_pos = n.reciprocal()
-            far = P.nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True) * (w_pos * scale)
+            far = pairs.sum_of_positives(S) * (w_pos * scale)
         anchors = (pairs.batch.n_pos > 0).sum().clamp(min=1)
         share = pairs.batch.total_neg.clamp(max=1) / anchors             # 0 without any negative
         value = (near - far).masked_fill_(n_pos == 0, 0).sum(dtype=torch.float64) * share
@@ -377,10 +378,6 @@ class CentroidTriplet(PairLoss):
         labelled = (batch.y >= 0).to(dtype)
         return torch.zeros_like(labelled).index_add_(0, batch.start, labelled)
 
-    def sum_of_own(self, S, pairs):
-        "(b, 1) sum of each anchor's similarities to its class."
-        return pairs.positives(S).nan_to_num_(nan=nan, posinf=0.).sum(1, keepdim=True)
-
     def sums_of_others(self, S, pairs):
         "(b, B) sums of each anchor's similarities to the other classes, by slot."
         others = pairs.split(S)[1].nan_to_num_(nan=nan, neginf=0.)
@@ -391,7 +388,7 @@ class CentroidTriplet(PairLoss):
 @patch
 def hinges(self:CentroidTriplet, S, pairs):
     "(b, B) each anchor against the class of each slot, 0 where there is none (Eq. CT)."
-    own, others = self.sum_of_own(S, pairs), self.sums_of_others(S, pairs)
+    own, others = pairs.sum_of_positives(S), self.sums_of_others(S, pairs)
     batch, sizes = pairs.batch, self.sizes(pairs.batch, S.dtype)
     slot = batch.start[pairs.rows]                                   # (b,)
     within = pairs.statistics[0].to(S.dtype)                         # (B,) Σ S inside a class
@@ -410,7 +407,7 @@ def gather(self:CentroidTriplet, S, pairs, gathered):
     if gathered is None:
         gathered = torch.zeros(kinds, batch.size, dtype=torch.float64, device=S.device)
     if pairs.statistics is None:
-        own = self.sum_of_own(S, pairs)
+        own = pairs.sum_of_positives(S)
         labelled = batch.y[pairs.rows] >= 0
         with_itself = (own[:, 0].double() + 1) * labelled            # S_ii = 1
         gathered[0].index_add_(0, batch.start[pairs.rows], with_itself)

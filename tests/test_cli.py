@@ -705,12 +705,12 @@ def test_adding_and_removing_pass_every_option_on(dml, arriving, model, tmp_path
     (tmp_path/'out'/'index.json').write_text('{}')
     answer = dict(pictures=9, gone=1, kept=9, first='a.png')
     making = arriving(folders, 'add_pictures', answer)
-    rule = ['--depth', '4', '--column', 'label=kind', '--images', 'x']
+    rule = '--depth 4 --column label=kind --images x --multi-label , --level genus'.split()
     assert json.loads(dml(*words, *rule, '--add').stdout) == answer | dict(index='out')
     for name in ('embedder', 'tell', 'kept'):
         assert making.pop(name)
-    assert making == dict(data='photos', out=making['out'], **ruled(4, multi_label=',',
-                                                                           levels='genus'))
+    assert making == dict(data='photos', out=making['out'],
+                          **ruled(4, multi_label=',', levels='genus'))
     taking = arriving(folders, 'remove_pictures', answer)
     text = dml(*words[:-1], '--remove').stdout
     assert text == '9 pictures are in out (1 gone, 9 kept); next: dml search out a.png\n'
@@ -949,6 +949,8 @@ def test_each_command_that_writes_refuses_a_second_one(
     arriving(data, 'load_data', shades)
     Image.new('L', (12, 8)).save(tmp_path/'photos'/'1.png')
     held, done = threading.Event(), threading.Event()
+    no_others = dict(train=('--multi-label', ',', '--levels', '--level', 'genus'),
+                     index=('--add', '--remove'))       # what does not go with the other words
 
     def hold():
         with one_writer(*(('new', 'z.npz') if name == 'embed' else ('out',))):
@@ -959,7 +961,7 @@ def test_each_command_that_writes_refuses_a_second_one(
     other.start()
     held.wait(against_hanging)
     try:
-        said = pressed(name)
+        said = pressed(name, *no_others.get(name, ()))
     finally:
         done.set()
         other.join()

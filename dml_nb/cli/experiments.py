@@ -170,7 +170,7 @@ def run_compare(
                 if 'on_error' in taken:                     # as `dml train`; warns and names one
                     options |= dict(on_error='skip', tell=tell)
                 images = load_data(data, **options)
-            arch, start = usual_network(images, body, weights)
+            arch, start = usual_network(images[0][0].shape, body, weights)
             settings |= dict(arch=arch, weights=start)
             run_comparison(images, settings, folder, fresh, accept_other_code)
 

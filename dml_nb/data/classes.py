@@ -156,8 +156,11 @@ def contents_of(
             inside.clear()                                  # a link back to a folder around it
             continue
         around[parts] = real
-        inside[:] = [name for name in inside if not name.startswith('.')]
         if parts: folders.append(parts)
+        if 'training.json' in names and 'embedder' in inside:
+            inside.clear()                                  # a model, and the picture beside it
+            continue
+        inside[:] = [name for name in inside if not name.startswith('.')]
         files += [(*parts, name) for name in names if not name.startswith('.')]
     return sorted(files), sorted(folders)
 

@@ -115,6 +115,8 @@ class PairLoss(nn.Module):
         if 'gather' in vars(cls) and cls.statistics_passes == 0:
             raise TypeError(f'{cls.__name__}: expected statistics_passes = 1, or as many as it '
                             'needs, beside gather(...), got 0')
+        if cls.symmetric is True and 'symmetric' not in vars(cls):
+            cls.symmetric = False           # its weights may be others than those it inherits
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ def test_blocks_change_nothing(scenes, monkeypatch):
 
 
 def test_as_groups_by_hand():
-    "With a gallery and without, with groups and without; unlabelled pictures answer nobody"
+    "With a gallery and without, with groups and without; unlabelled pictures are no answers"
     draw = np.random.default_rng(0)
     images = [scene(i) for i in range(60)]
     images += [once_more(images[i], i) for i in range(30)]

@@ -89,6 +89,21 @@ def test_symmetric_weights_are_their_own_transpose(name):
     torch.testing.assert_close(W, W.T, rtol=0, atol=1e-9)
 
 
+def test_a_loss_that_inherits_has_to_say_itself_that_it_is_symmetric():
+    class Upper(Contrastive):
+        def value_and_weights(self, S, pairs):
+            W = torch.triu(torch.ones_like(S), 1)
+            return (W * S).sum(), W
+
+    z, y = batch(6)
+    loss = Upper()(z, y)
+    loss.backward()
+    leaf = z.detach().clone().requires_grad_()
+    x = torch.nn.functional.normalize(leaf)
+    (x @ x.T).triu(1).sum().backward()
+    torch.testing.assert_close(z.grad, leaf.grad)
+
+
 @pytest.mark.parametrize('name', ['multi_similarity', *gathering])
 def test_references_take_three_products(name, cut):
     loss = LOSSES[name].for_data(B // 4, D)

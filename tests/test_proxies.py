@@ -34,6 +34,18 @@ def make(kind, classes, dim, **options):
     return getattr(proxies, kind)(classes, dim, **options)
 
 
+def test_a_loss_on_proxies_learns_its_own_numbers_too():
+    "A margin loss with a boundary for each class is asked by its own `forward`"
+    torch.manual_seed(0)
+    loss, z = proxies.Proxies(losses.MarginLoss(classes=4), 4, 6), torch.randn(8, 6)
+    y = torch.arange(8) // 2
+    loss(z, y).backward()
+    alone = losses.MarginLoss(classes=4)
+    alone(z, y, loss.weight.detach(), torch.arange(4)).backward()
+    assert alone.boundaries.grad.abs().max() > .01
+    torch.testing.assert_close(loss.loss.boundaries.grad, alone.boundaries.grad)
+
+
 def learner(kind='ArcFace', split=split_by_class, classes=5, seed=0, cbs=(), **options):
     digits = load_data('digits')
     train, valid = [digits.subset(part) for part in

@@ -25,9 +25,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dml_nb.core import (
-    as_labels, check_embeddings, device_is_read, full_precision, meet_classes, places_of_classes,
-    unit)
+from ..core import as_labels, check_embeddings, device_is_read, full_precision
+from ..core import meet_classes, places_of_classes, unit
 from .contrastive import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
@@ -148,7 +147,10 @@ def forward(
     "The loss, differentiable once by `z` and `weight`. Raises as a loss does."
     others = as_peers_call(ref, ref_labels, self_index, tuples)
     loss, (anchors, y, ref, y_ref) = self.loss, self.operands(z, labels, others)
-    value = loss.of_batch(anchors, ref, label_batch(loss, y, y_ref, alone=False))
+    if type(loss).forward is PairLoss.forward:                   # the operands are checked
+        value = loss.of_batch(anchors, ref, label_batch(loss, y, y_ref, alone=False))
+    else:
+        value = loss(anchors, y, ref, y_ref)
     return value[0].expand(len(z)) if value.ndim else value
 
 # %% ../../nbs/25_losses.proxies.ipynb #26788b56

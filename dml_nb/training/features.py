@@ -235,7 +235,7 @@ class Activations(ImageSet):
             if not self.file.is_file():
                 maps = half_maps(embedder, before, images, bs, progress)
                 write_features(self.file, maps, key=key, images=images.name)
-            maps = read_features(self.file)                 # which stay on the disk until asked for
+            maps = read_features(self.file)                 # which stay on the disk until read
         super().__init__(Maps(maps), images.labels, images.classes, images.camera, images.split,
                          f'{images.name}, activations')
         self.pairs = images.pairs

@@ -325,7 +325,7 @@ def ranks(rows): # as many as recall up to 8 and MAP@R in classes of 8 take
 folder_index = by_hand + """
 from dml_nb.search import index_folder
 from dml_nb.data.pixels import KeptPixels
-def index(kept=None): index_folder(model, u, u/'index', kept=kept)
+def index(kept=None): index_folder(model, u, u/'index', kept=kept, fresh=True)
 def index_kept():
     with KeptPixels(u/'pixels') as kept: index(kept)
 """
@@ -404,7 +404,7 @@ COMPARISONS += [
            two_workers(to_file, faiss_alone)),
     around('evaluate a folder', folder_report, 'report()', 'ranks(rows(z))', faiss_alone,
            two_workers('ranks(rows(z))', faiss_alone)),
-    around('train an epoch', by_hand + epoch, 'learn(u)', 'loop(u)', by_hand + epoch),
+    around('train an epoch', by_hand + epoch, 'learn(u)', 'loop(u)', by_hand + epoch, turns=21),
     around('dml search, import torch', process, 'search()', "python('import torch')", process,
            B=64, turns=9)]
 

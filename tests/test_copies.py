@@ -80,7 +80,7 @@ def test_what_a_burst_changes_is_a_copy(change, scenes):
 def test_scenes_without_copies_have_none(scenes):
     assert len(copies_among(greys(scenes))[0]) == 0
     mirrored = [picture.transpose(Image.FLIP_LEFT_RIGHT) for picture in scenes]
-    assert len(copies_among(greys(scenes), greys(mirrored))[0]) == 0
+    assert len(copies_among(greys([*scenes, *mirrored]))[0]) == 0
 
 
 @pytest.mark.parametrize('count', [1, 2, 3, 17, 33])
@@ -99,8 +99,8 @@ def test_blocks_change_nothing(scenes, monkeypatch):
     some = greys([*scenes, *map(encoded, scenes)])
     whole = copies_among(some)
     search, compare = copies.candidates, copies.likeness_of_pairs
-    monkeypatch.setattr(copies, 'candidates', lambda x, y, k: search(x, y, k, block=7))
-    monkeypatch.setattr(copies, 'likeness_of_pairs', lambda a, b, pairs: compare(a, b, pairs, 5))
+    monkeypatch.setattr(copies, 'candidates', lambda x, k: search(x, k, block=7))
+    monkeypatch.setattr(copies, 'likeness_of_pairs', lambda detail, lengths, pairs: compare(detail, lengths, pairs, 5))
     in_blocks = copies_among(some)
     assert torch.equal(whole[0], in_blocks[0]) and torch.allclose(whole[1], in_blocks[1], atol=1e-5)
 
@@ -138,6 +138,24 @@ def test_as_groups_by_hand():
     by_hand = evaluate(z[60:], labels[60:], **sides, groups=codes[60:], gallery_groups=codes[:60])
     assert found['recall@1'] == pytest.approx(by_hand['recall@1'])
     assert found['queries'] == 28 and found['share'] > .9
+
+
+def test_a_copy_of_a_copy_in_the_gallery_is_a_copy():
+    "The query is like the first of a burst only, whose second is nearest to it after that"
+    draw = np.random.default_rng(0)
+    images = [scene(i) for i in range(60)]
+    drift = [shifted(images[0], share) for share in (.1, .2)]       # like the one before, not the first
+    grey = greys([*images, *drift])
+    pairs = copies_among(grey)[0].tolist()
+    assert [0, 60] in pairs and [60, 61] in pairs and [0, 61] not in pairs
+    z, labels = torch.from_numpy(draw.normal(size=(62, 8))), np.append(np.arange(60) % 6, [0, 0])
+    z[60:] = z[0] + .1 * z[60:]
+    sides = dict(gallery=z[1:], gallery_labels=labels[1:])
+    found = without_copies(z[:1], labels[:1], sides, evaluate(z[:1], labels[:1], **sides), grey[:1],
+                           grey[1:])
+    apart = np.append(np.arange(60), [0, 0])
+    by_hand = evaluate(z[:1], labels[:1], **sides, groups=apart[:1], gallery_groups=apart[1:])
+    assert found['recall@1'] == by_hand['recall@1'] == 0 and found['before'] == 1
 
 
 @pytest.fixture

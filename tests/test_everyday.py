@@ -23,12 +23,13 @@ from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet
 from dml_nb.data.pixels import KeptPixels
 from dml_nb.data.transforms import shift_images
+from dml_nb.evaluation import evaluate
 from dml_nb.training import create_embedder, load_embedder, save_embedder
 from dml_nb.search import index_folder, load_pictures, search_folder, train_embedder
 from dml_nb.search.card import add_evaluation
 from dml_nb.search.everyday import careful_learner
 from dml_nb.search.folders import embed_readable, search_page
-from dml_nb.search.pictures import held_back_of, hold_back
+from dml_nb.search.pictures import held_back_of, hold_back, trained_on
 from dml_nb.search import EmbeddingIndex
 from dml_nb.search.index import _INDEX
 from dml_nb.training.learner import MetricLearner
@@ -51,6 +52,44 @@ def test_what_was_held_back_is_found_again(vectors, tmp_path):
     judges = hold_back(vectors, *settings.values())[1]
     assert len(judges) == 20 and judges.sha256() != hold_back(vectors, .4, 0)[1].sha256()
     assert held_back_of(tmp_path, vectors).sha256() == judges.sha256()
+
+
+def test_it_is_found_in_other_sets_of_the_same_pictures(vectors, tmp_path):
+    "More pictures, fewer, in another order and in groups, of classes and of pictures held back"
+    new = vectors.source[np.arange(50)][:10] + 1
+    for name, count in (('class', 10), ('image', 3)):
+        known = vectors.subset(vectors.labels < count)
+        record = train_embedder(known, tmp_path/name, epochs=1, classes=2, per_class=2, held_out=.4)
+        assert record['settings']['held_back'] == name
+        train, judges, _ = hold_back(known, .4)
+        more = ImageSet(torch.cat([known.source[known.index].flip(0), new]),
+                        np.append(known.labels[::-1], np.arange(10) % count))
+        more.groups = np.arange(len(more)).astype(str)
+        held, seen = held_back_of(tmp_path/name, more), trained_on(tmp_path/name, more)
+        assert seen.sum() == len(train) and not trained_on(tmp_path/name, held).any()
+        of_new = sum(label in judges.labels for label in np.arange(10) % count)
+        assert len(held) == len(judges) + (of_new if name == 'class' else 10)
+        assert {*judges.prints()} <= {*held.prints()}
+        with pytest.raises(ValueError, match='got others'):
+            held_back_of(tmp_path/name, train)
+    (tmp_path/'image'/'trained.npy').write_bytes(b'x')
+    with pytest.raises(ValueError, match='trained.npy: expected fingerprints'):
+        held_back_of(tmp_path/'image', more)
+
+
+def test_a_training_is_judged_as_it_is_evaluated(tmp_path):
+    "Pictures of one group are no answers: not before it, not after an epoch, not in `evaluate`"
+    draw = np.random.default_rng(0)
+    shots = np.repeat(draw.normal(size=(60, 6)), 3, 0) + .01 * draw.normal(size=(180, 6))
+    images = ImageSet(shots.astype('float32'), np.arange(180) // 3 % 10,
+                      groups=[f'{i // 3}' for i in range(180)])
+    record = train_embedder(images, tmp_path, epochs=1, classes=4, per_class=2, dim=4)
+    judges = hold_back(images)[1]
+    z = load_embedder(tmp_path/'embedder').embed(judges, progress=False)
+    groups = np.unique(judges.groups, return_inverse=True)[1]
+    in_groups, alone = (evaluate(z, judges.labels, groups=each) for each in (groups, None))
+    assert record['best']['recall@1'] == pytest.approx(in_groups['recall@1'])
+    assert in_groups['recall@1'] < alone['recall@1'] - .2 and record['before']['recall@1'] < .9
 
 
 def test_batches_follow_the_seed(vectors, tmp_path):
@@ -252,7 +291,7 @@ def test_every_setting_reaches_the_training(folder, tmp_path, learners, logs):
         assert facts['data'] == data and facts['held_back'] == 'class' and '16' in facts['loss']
     begun = [facts for what, facts in said if what == 'begin']
     assert len(begun) == 2 and begun[0] == begun[1]
-    assert begun[0].items() >= dict(train=30, known=6, valid=20).items()
+    assert begun[0].items() >= dict(train=30, known=6, valid=20, valid_classes=4).items()
     named = dict(body='lenet', weights=None, dim=7, epochs=5, patience=6, classes=2, per_class=2,
                  lr=.02, held_out=.4, held_back='class', seed=5, data=data, device='cpu', workers=1,
                  augment='shift', freeze=2)
@@ -511,7 +550,7 @@ def test_what_a_depth_merges_or_leaves_out_is_said(groups):
 
 
 def test_the_depth_is_kept_with_the_training_and_the_network(groups, tmp_path):
-    settings = dict(body='lenet', weights='none', epochs=1, classes=2, per_class=2)
+    settings = dict(body='lenet', weights='none', epochs=1, classes=2, per_class=2, held_out=.4)
     images = load_pictures(groups, (16, 16), mode='L', depth=2)
     record = train_embedder(images, tmp_path/'model', **settings)
     assert record['settings']['depth'] == 2

@@ -119,7 +119,8 @@ class Teller:
             what, body = 'pictures', facts['body']
             if body == 'identity':
                 what, body = 'vectors', 'a head on them'
-            judged = {'class': f'{what} of other classes', 'image': f'other {what} of them',
+            judged = {'class': f"{what} of {facts['valid_classes']:,} other classes",
+                      'image': f'other {what} of them',
                       'split': f'{what} of the test part'}[facts['held_back']]
             self.say(f"{facts['train']:,} {what} of {facts['known']:,} classes train {body}, "
                      f"{facts['valid']:,} {judged} judge it")
@@ -401,13 +402,15 @@ def chosen_part(
 
 
 def say_if_trained_on(
-    embedder, # `Embedder`
+    model:str, # as `model_folder` takes it
     images, # `ImageSet`
 ):
-    "One line where the measured pictures are those of the training."
-    if embedder.facts.get('data', {}).get('sha256') == images.sha256():
-        print('dml: the model was trained on most of these pictures, which flatters it; see '
-              '--part held-out', file=sys.stderr)
+    "One line where pictures of the training are measured."
+    from dml_nb.search.pictures import trained_on
+    seen = trained_on(model_folder(model).parent, images)
+    if seen is not None and seen.any():
+        print(f'dml: the model was trained on {seen.sum():,} of these {len(images):,} pictures, '
+              'which flatters it; see --part held-out', file=sys.stderr)
 
 # %% ../../nbs/68_cli.models.ipynb #e45165e4
 def counted(
@@ -461,6 +464,7 @@ def groups_together(
 ) -> list: # of (N,) codes for each, −1 for a picture in no group; or None
     "Groups of pictures that are read from their files are found among all of them"
     import numpy as np
+    from dml_nb.data.images import codes_of_groups
     from dml_nb.search.pictures import files_of, groups_of, is_by_files
     if any(images.groups is None for images in sets):
         return [None] * len(sets)
@@ -469,9 +473,7 @@ def groups_together(
         names = groups_of([file for images in sets for file in files_of(images)], group)
     else:
         names = [name for images in sets for name in images.groups.tolist()]
-    _, codes = np.unique(names, return_inverse=True)
-    codes[np.array(names) == ''] = -1
-    return np.split(codes, np.cumsum([len(images) for images in sets])[:-1])
+    return np.split(codes_of_groups(names), np.cumsum([len(images) for images in sets])[:-1])
 
 
 def fitted(
@@ -525,24 +527,8 @@ def threshold_text(
     return (f"from a similarity of {threshold['similarity']:.3f} on, "
             f"{100 * threshold['true_accepts']:.1f} % of the queries find their class, and "
             f"{100 * threshold['false_accepts']:g} % would find something if it were not there; the "
-            'model and its indexes keep it, and below it dml search says "nothing like it"')
-
-
-def by_sets(z, labels, gallery=None, gallery_labels=None, groups=None, gallery_groups=None):
-    "As `evaluate`, where a picture is right that shares a label."
-    import torch
-    from dml_nb.evaluation.relevance import evaluate_relevance, shared_labels
-    shares = shared_labels(labels, gallery_labels)
-    own, others = (None if each is None else torch.as_tensor(each)
-                   for each in (groups, groups if gallery is None else gallery_groups))
-
-    def relevance(rows):
-        r = shares(rows)
-        if own is not None:
-            r[(own[rows, None] == others) & (own[rows, None] >= 0)] = torch.nan
-        return r
-
-    return evaluate_relevance(z, relevance, gallery)
+            'model and its indexes keep it, and below it dml search says "nothing like it". '
+            'Near-copies count as found here')
 
 
 def by_levels(
@@ -638,12 +624,11 @@ def run_evaluate(
                 others = pictures_for(embedder, gallery, rule, 'later', kept)
                 of_others, others = embedded(embedder, others)
                 greys.append(grey_of(others))
-        if part == 'all' and gallery is None:
-            say_if_trained_on(embedder, pictures)
+        say_if_trained_on(model, pictures)
         from dml_nb.data.images import class_count, is_sets
-        from dml_nb.evaluation.relevance import per_label
+        from dml_nb.evaluation.relevance import evaluate_sets, per_label
         from dml_nb.evaluation.retrieval import evaluate
-        measure = by_sets if is_sets(pictures.labels) else evaluate
+        measure = evaluate_sets if is_sets(pictures.labels) else evaluate
         names, labels, among = pictures.classes, pictures.labels, dict(pictures=len(pictures))
         if gallery is None:
             if class_count(pictures) < 2:

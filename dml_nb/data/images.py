@@ -507,6 +507,13 @@ def class_count(
     return int((counts_of_classes(images.labels) > 0).sum())
 
 
+def codes_of_groups(
+    groups, # (N,) strings, '': in no group
+) -> np.ndarray: # (N,) integers, -1: in no group
+    groups = np.asarray(groups, dtype=str)
+    return np.where(groups == '', -1, np.unique(groups, return_inverse=True)[1])
+
+
 @patch
 def names_of(
     self:ImageSet,
@@ -563,6 +570,13 @@ def sha256(self:ImageSet) -> str: # 64 hexadecimal digits
     found = hashlib.sha256(json.dumps(facts).encode())
     for i in self.index: found.update(hashlib.sha256(self.source.raw(i)).digest())
     return found.hexdigest()
+
+
+@patch
+def prints(self:ImageSet) -> np.ndarray: # (N,) uint64
+    "A fingerprint of the stored pixels of each item, by which it is known in another set."
+    found = [hashlib.sha256(self.source.raw(i)).digest()[:8] for i in self.index]
+    return np.frombuffer(b''.join(found), dtype='<u8')
 
 # %% ../../nbs/30_data.images.ipynb #84dd624b
 @patch

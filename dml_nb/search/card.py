@@ -146,6 +146,11 @@ def evaluation_text(
     low_high = facts['intervals']
     rows = [(key, percent(facts['measures'][key]), f'{percent(low)} to {percent(high)}')
             for key, (low, high) in low_high.items()]
+    rest = facts.get('near_copies') or {}
+    if rest.get('interval') and rest['share'] > 0:
+        low, high = rest['interval']
+        rows.insert(1, ('recall@1 without near-copies', percent(rest['recall@1']),
+                        f'{percent(low)} to {percent(high)}'))
     place = f"searched in {as_text(facts['gallery'])}" if facts.get('gallery') else \
         'each searched among the others'
     said = f"{facts['pictures']:,} pictures of {as_text(facts['data'])}, {facts['part']}, {place}"
@@ -159,10 +164,11 @@ LIMITS = (
     'The numbers say how well pictures are found among others of the same data, from the same '
     'cameras and places; measure others with `dml evaluate` before you rely on it. {judges} The '
     'epoch that was kept is the one that did best on what judged it, so its numbers are a little '
-    'too good. A search always gives the nearest pictures, also where nothing like the query is '
-    'there. What the pictures of training do not show, the network does not know, and what they '
-    'show too often it overrates. It compares pictures; it does not say who or what is in them, '
-    'and no decision about people should rest on it.')
+    'too good. Without a threshold (`dml evaluate --false-accepts`) a search gives the nearest '
+    'pictures, also where nothing like the query is there. What the pictures of training do not '
+    'show, the network does not know, and what they show too often it overrates. It compares '
+    'pictures; it does not say who or what is in them, and no decision about people should rest on '
+    'it.')
 
 
 def card_text(

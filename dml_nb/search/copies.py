@@ -109,13 +109,13 @@ def likeness(
 
 
 def likeness_of_pairs(
-    a:tuple, # detail and lengths of N pictures
-    b:tuple, # of M
-    pairs:Tensor, # (P, 2) places in a and in b
+    detail:Tensor, # (N, 32, 32)
+    lengths:Tensor, # (N, 9, 9)
+    pairs:Tensor, # (P, 2) places
     step:int=2048, # pairs at once
 ) -> Tensor: # (P,)
     parts = (pairs[lo:lo + step].T for lo in range(0, len(pairs), step))
-    return torch.cat([torch.zeros(0), *(likeness(a[0][i], b[0][j], b[1][j]) for i, j in parts)])
+    return torch.cat([torch.zeros(0), *(likeness(detail[i], detail[j], lengths[j]) for i, j in parts)])
 
 # %% ../../nbs/59_search.copies.ipynb #ed71a75a
 CANDIDATES = 16                                         # of each picture
@@ -134,16 +134,14 @@ def fingerprints(
 
 def candidates(
     x:Tensor, # (N, D) unit rows
-    y:Tensor, # (M, D) unit rows; the same tensor: each row among the others
     k:int, # for each row
     block:int=1024, # rows at once
-) -> tuple: # (N, k) cosines and places in y, the nearest first; fewer columns where y is shorter
-    k = min(k, len(y) - (x is y))
+) -> tuple: # (N, k) cosines and places, the nearest other row first; fewer columns of few rows
+    k = min(k, len(x) - 1)
     cosines, places = [], []
     for lo in range(0, len(x), block):
-        S = x[lo:lo + block] @ y.T                      # (b, M)
-        if x is y:
-            S[torch.arange(len(S)), torch.arange(lo, lo + len(S))] = -2
+        S = x[lo:lo + block] @ x.T                      # (b, N)
+        S[torch.arange(len(S)), torch.arange(lo, lo + len(S))] = -2
         found = S.topk(k, 1)
         cosines.append(found.values)
         places.append(found.indices)
@@ -154,42 +152,35 @@ LEAST_COSINE = .75                                      # of fingerprints of nea
 
 
 def usual_likeness(
-    a:tuple, # detail and lengths of N pictures
-    b:tuple, # of M
+    detail:Tensor, # (N, 32, 32)
+    lengths:Tensor, # (N, 9, 9)
     places:Tensor, # (N, 32) from `candidates`
 ) -> float: # nine in ten pictures find less
     some = np.random.default_rng(0).permutation(len(places))[:500]
     far = places[some, places.shape[1] // 2:]                           # (n, k)
     pairs = torch.stack([torch.from_numpy(some).repeat_interleave(far.shape[1]), far.flatten()], 1)
-    found = likeness_of_pairs(a, b, pairs).view(len(some), -1)
+    found = likeness_of_pairs(detail, lengths, pairs).view(len(some), -1)
     return float(found.median(1).values.quantile(.9))
 
 
 def copies_among(
     grey:Tensor, # (N, 32, 32) from `grey_of`
-    others:Tensor=None, # (M, 32, 32): each picture is compared with these; None: with each other
     least:float=None, # likeness of near-copies; None: by what is usual in the data
-) -> tuple: # (P, 2) places, the first below the second if there are no others; (P,) likeness; least
+) -> tuple: # (P, 2) places, the first below the second; (P,) likeness; least
     "Pairs of near-copies. Raises `ValueError` for a least likeness outside of 0 to 1."
     if least is not None:
         check_number('least', least, above=0, hi=1)
     detail = detail_of(grey)
-    a, x = (detail, window_lengths(detail)), fingerprints(grey)
-    b, y = a, x
-    if others is not None:
-        detail = detail_of(others)
-        b, y = (detail, window_lengths(detail)), fingerprints(others)
-    cosines, places = candidates(x, y, 2 * CANDIDATES)
+    lengths = window_lengths(detail)
+    cosines, places = candidates(fingerprints(grey), 2 * CANDIDATES)
     if not places.shape[1]:                             # a picture alone
         return torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0), least or .98
     if least is None:
-        least = min(.98, 1 - (1 - usual_likeness(a, b, places)) / 5)
+        least = min(.98, 1 - (1 - usual_likeness(detail, lengths, places)) / 5)
     near = cosines[:, :CANDIDATES] > LEAST_COSINE
-    first = torch.arange(len(x))[:, None].expand_as(near)[near]
-    pairs = torch.stack([first, places[:, :CANDIDATES][near]], 1)
-    if others is None:
-        pairs = pairs.sort(1).values.unique(dim=0)
-    found = likeness_of_pairs(a, b, pairs)
+    first = torch.arange(len(grey))[:, None].expand_as(near)[near]
+    pairs = torch.stack([first, places[:, :CANDIDATES][near]], 1).sort(1).values.unique(dim=0)
+    found = likeness_of_pairs(detail, lengths, pairs)
     copied = found >= least
     return pairs[copied], found[copied], least
 
@@ -233,9 +224,9 @@ def without_copies(
     alone = sides.get('gallery') is None
     if grey is None or not alone and grey_of_gallery is None:
         return None
-    pairs, _, least = copies_among(grey, None if alone else grey_of_gallery)
-    count = len(grey) if alone else len(grey) + len(grey_of_gallery)
-    codes = linked(count, pairs if alone else pairs + torch.tensor([0, len(grey)]))
+    both = grey if alone else torch.cat([grey, grey_of_gallery])
+    pairs, _, least = copies_among(both)
+    codes = linked(len(both), pairs)                    # through pictures of the gallery, too
     given = sides.get('groups')
     if given is not None and not alone:
         given = np.concatenate([given, sides['gallery_groups']])
@@ -247,9 +238,9 @@ def without_copies(
     options = {} if alone else dict(gallery=sides['gallery'], gallery_labels=as_labels[there])
     grouped = {name: sides[name] for name in ('groups', 'gallery_groups') if name in sides}
     copied = evaluate(z, as_labels[own], **options, **grouped, ks=(1,)).measure('recall@1')
-    some = ~copied.isnan()                              # queries with a near-copy
+    some = np.flatnonzero(~copied.isnan())              # queries with a near-copy
     before, after = report.measure('recall@1'), report.measure('recall@1').clone()
-    if some.any():
+    if len(some):
         after[some] = evaluate(
             z[some], np.asarray(labels)[some], z if alone else sides['gallery'],
             labels if alone else sides['gallery_labels'], groups=of_both[own][some],
@@ -257,7 +248,7 @@ def without_copies(
     right = before == 1
     rest = RetrievalReport({'recall@1': float(after.nanmean())}, {'recall@1': after})
     return dict(
-        least=least, queries=int(some.sum()), before=float(before.nanmean()),
+        least=least, queries=len(some), before=float(before.nanmean()),
         share=float((copied[right] == 1).sum() / right.sum().clamp(min=1)),
         **({'recall@1': None} if after.isnan().all() else rest),
         interval=None if after.isnan().all() else rest.interval('recall@1'),

@@ -39,16 +39,16 @@ from ..data.images import ImageSet, class_count, is_sets
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
-from ..training.learner import metric_dataloaders, metric_learner
+from ..training.learner import groups_in, metric_dataloaders, metric_learner
 from ..losses.catalogue import LOSSES
 from ..losses.structure import Levels, Shares
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints
-from ..evaluation.relevance import evaluate_relevance, shared_labels
+from ..evaluation.relevance import evaluate_sets
 from ..evaluation.retrieval import evaluate
 from .card import draw_curves, write_card
 from .choices import (
     FreezeBody, augmentation, check_device, check_log, log_callbacks)
-from .pictures import hold_back
+from .pictures import TRAINED, hold_back, keep_trained
 
 # %% ../../nbs/58_search.everyday.ipynb #9b26321a
 def check_body(
@@ -182,7 +182,7 @@ def begin_record(
     if not path.is_file():                              # also where --fresh was stopped before
         remove_checkpoints(path.parent/'checkpoints')
         (path.parent/'embedder'/'embedder.json').unlink(missing_ok=True)
-        for name in ('evaluations.json', 'logs/events.out.tfevents.*'):
+        for name in (TRAINED, 'evaluations.json', 'logs/events.out.tfevents.*'):
             for old in path.parent.glob(name):
                 old.unlink()
         record = dict(settings=settings, finished=False, curve=[])
@@ -310,8 +310,8 @@ def fit_and_record(
     settings = record['settings']
     if 'before' not in record:
         z, labels = learn.embed()
-        before = (evaluate_relevance(z, shared_labels(labels), ks=(1,)) if is_sets(labels)
-                  else evaluate(z, labels, ks=(1,)))
+        measure = evaluate_sets if is_sets(labels) else evaluate
+        before = measure(z, labels, groups=groups_in(learn.dls.valid), ks=(1,))
         record['before'] = {key: before[key] for key in ('recall@1', 'map@r')}
         write_record(path, record)
     start = time.perf_counter()
@@ -394,9 +394,12 @@ def train_embedder(
         if not record['finished']:
             record['sizes'] = dict(train=len(train), classes=known, valid=len(valid),
                                    valid_classes=class_count(valid))
+            if how == 'class':
+                record['held_classes'] = [valid.classes[c] for c in np.unique(valid.labels)]
+            keep_trained(out, train)
             record.setdefault('command', command)
             if tell is not None:
-                tell('begin', settings | dict(train=len(train), known=known, valid=len(valid)))
+                tell('begin', settings | dict(record['sizes'], known=known, classes=settings['classes']))
             with no_random(seed), log_callbacks(log, out, settings) as logs:
                 learn = careful_learner(
                     train, valid, embedder, loss, out, facts, settings['classes'], per_class,

@@ -21,14 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from ..support.storage import write_atomically
 from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
-from ..data.images import ImageSet, _opened, counts_of_classes
+from ..data.images import ImageSet, _opened, codes_of_groups, counts_of_classes
 from ..data.readers import (
     Folder, _Archive, _files_and_folders, levels_by, table_classes, table_places, with_levels)
 from ..data.sources import load_data, name_and_path, options_of
@@ -237,9 +239,14 @@ def located(
     return base, ['/'.join(p) for p in pictures], facts_of(data, labels, levels, then)
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
+def units_of(groups) -> np.ndarray: # (N,) integers: of pictures in one group the same
+    codes = codes_of_groups(groups)
+    return np.where(codes < 0, codes.max(initial=0) + 1 + np.arange(len(codes)), codes)
+
+
 def split_by_group(labels, groups, share, seed) -> tuple: # train, valid: indices
     "As `split_by_image`, but whole groups of each class; one at least stays in training"
-    units = np.where(groups == '', [f'alone {i}' for i in range(len(groups))], groups)
+    units = units_of(groups)
     rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels[labels >= 0]):
         of_class = labels == c
@@ -267,9 +274,10 @@ def hold_back(
     share:float=.2, # of the classes, or of the pictures of each
     seed:int=0, # which ones
 ) -> tuple: # train, valid, and 'split', 'class' or 'image': what is held back
-    """What to train on and what to judge by. Raises `ValueError` for fewer than two classes, and
-    where no two of what is held back belong together. With sets of labels it is a share of the
-    pictures, since a label that is held back goes along with others that train."""
+    """What to train on and what to judge by. With sets of labels it is a share of the pictures,
+    since a label that is held back goes along with others that train. Raises `ValueError` for fewer
+    than two classes, and where no picture that is held back has another of its class to find, of
+    another group where there are groups."""
     check_number('share', share, above=0, below=1)
     sets, labels = sets_and_classes(images.labels)
     present = np.flatnonzero(counts_of_classes(images.labels))
@@ -289,30 +297,70 @@ def hold_back(
     train, valid = (images.subset(part) for part in parts)
     if images.groups is not None:
         train = without_groups(train, valid)
-    counts = counts_of_classes(valid.labels)
-    if counts.max(initial=0) < 2:
-        raise ValueError(f'data: expected two pictures of a class among those held back, of '
-                         f'{len(images)} pictures {len(valid)} were, no two of them of one class')
+    labels = valid.labels
+    if valid.groups is not None:                            # pictures of one group count once
+        labels = np.unique(np.column_stack([units_of(valid.groups), labels]), axis=0)[:, 1:]
+        labels = labels[:, 0] if valid.labels.ndim == 1 else labels.astype(bool)
+    if counts_of_classes(labels).max(initial=0) < 2:
+        of_groups = '' if valid.groups is None else ' and of two groups'
+        raise ValueError(f'data: expected two pictures of one class{of_groups} among those held '
+                         f'back; of {len(images)} pictures {len(valid)} were, and no two are that')
     return train, valid, how
 
 # %% ../../nbs/57_search.pictures.ipynb #36af3210
+TRAINED = 'trained.npy'                                     # beside training.json
+
+
+def keep_trained(
+    out:Path, # folder of the model
+    images:ImageSet, # what trains
+):
+    "Writes fingerprints of the pictures. Raises `OSError` naming the file."
+    content = BytesIO()
+    np.save(content, images.prints())
+    write_atomically(out/TRAINED, content.getvalue())
+
+
+def trained_on(
+    out:Path, # folder of a model
+    images:ImageSet,
+): # (N,) booleans: which of them trained it; None: nobody knows
+    path = out/TRAINED
+    if not path.is_file():
+        return None
+    try:
+        return np.isin(images.prints(), np.load(path))
+    except (ValueError, EOFError) as error:
+        raise ValueError(f'{path}: expected fingerprints of pictures, got a damaged file '
+                         f'({error})') from error
+
+
 def held_back_of(
     out, # folder from `train_embedder`
-    images:ImageSet, # those that it was trained on
-) -> ImageSet: # those that judged it
-    "Raises `ValueError` for no record of a training there, and for other pictures."
+    images:ImageSet, # those that it was trained on; there may be more or fewer
+) -> ImageSet: # those that judged it; of other sets the pictures of held-back classes
+    """Where a share of the pictures was held back, and not of the classes: what did not train.
+    Raises `ValueError` for no record of a training there, and where there are no such pictures."""
     path = Path(out).expanduser()/'training.json'
     if not path.is_file():
         raise ValueError(f'{out}: expected a folder with a training.json to know what was held '
                          'back, there is none')
     try:
-        settings = json.loads(path.read_text(encoding='utf-8'))['settings']
+        record = json.loads(path.read_text(encoding='utf-8'))
+        settings = record['settings']
         name, digest = settings['data']['name'], settings['data']['sha256']
         held_out, seed = settings['held_out'], settings['seed']
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path}: expected a record of training, got a damaged file '
                          f'({error})') from error
-    if digest != images.sha256():
-        raise ValueError(f"data: expected the pictures of the training ({name})"
-                         ' to know what was held back, got others')
-    return hold_back(images, held_out, seed)[1]
+    if digest == images.sha256():
+        return hold_back(images, held_out, seed)[1]
+    classes, seen = record.get('held_classes'), trained_on(path.parent, images)
+    if classes is None:
+        held = np.zeros(len(images), dtype=bool) if seen is None or not seen.any() else ~seen
+    else:
+        held = np.array([not {*classes}.isdisjoint(images.names_of(i)) for i in range(len(images))])
+    if not held.any():
+        raise ValueError(f"data: expected pictures of the training ({name}) to know what was held "
+                         'back, got others')
+    return images.subset(held)

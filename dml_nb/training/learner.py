@@ -41,12 +41,12 @@ from torch.backends.cudnn import flags as cudnn_flags
 from .. import DEFAULT_LOSS
 from ..core import full_precision, places_of_classes, similarities, unit
 from ..support.validate import check_number
-from ..data.images import ImageSet, is_sets
+from ..data.images import ImageSet, codes_of_groups, is_sets
 from .embedding import Embedder, create_embedder, evaluating
 from ..losses.catalogue import LOSSES
 from ..losses.structure import Levels, Shares
 from ..plots import retrieval_grid
-from ..evaluation.relevance import evaluate_relevance, shared_labels
+from ..evaluation.relevance import evaluate_sets
 from ..evaluation.retrieval import evaluate
 from ..data.samplers import ClassBatchSampler
 from ..weighting import PairLoss
@@ -117,6 +117,15 @@ def metric_dataloaders(
     return DataLoaders(train_dl, valid_dl, path=path, device=device or default_device())
 
 # %% ../../nbs/51_training.learner.ipynb #3e2234d6
+def groups_in(
+    dl, # a DataLoader
+): # (N,) integers in the order of its items; None where they are in no groups or in another order
+    images = getattr(dl, 'dataset', None)
+    if getattr(images, 'groups', None) is None or isinstance(dl, ClassBatchDL):
+        return None
+    return None if dl.shuffle or dl.drop_last else codes_of_groups(images.groups)
+
+
 class RetrievalMetrics(Callback):
     "Adds measures of `evaluate` over the whole validation set to the recorder, all in `report`."
     order = 45                                              # before the Recorder asks for values
@@ -154,10 +163,9 @@ class RetrievalMetrics(Callback):
         parts = zip(*self.found)                            # a GPU is waited for once a pass
         z, labels = [torch.cat(part).cpu() for part in parts] or [None, torch.empty(0)]
         self.found = None
-        if is_sets(labels) and labels.any():
-            self.report = evaluate_relevance(z, shared_labels(labels), ks=self.ks)
-        elif not is_sets(labels) and (labels >= 0).any():
-            self.report = evaluate(z, labels, ks=self.ks)
+        if labels.any() if is_sets(labels) else (labels >= 0).any():
+            measure = evaluate_sets if is_sets(labels) else evaluate
+            self.report = measure(z, labels, groups=groups_in(self.dl), ks=self.ks)
         else:
             self.report = None
             self.say_why()

@@ -2,6 +2,7 @@
 import multiprocessing
 import os
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,29 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def failing_write(monkeypatch):
+    "A context in which one write of a file fails: the first is number 0"
+    from dml_nb.support import storage
+    whole = storage.write_atomically
+
+    @contextmanager
+    def failing(number, error):
+        calls = []
+
+        def broken(path, data):
+            calls.append(path)
+            if len(calls) == number + 1:
+                raise error
+            whole(path, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, 'write_atomically', broken)
+            yield
+
+    return failing
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def test_unequal_folders_and_other_files_are_said_first(groceries, dml, monkeypa
              '--body', 'small_convnet']
     _, said = dml(*train)
     uneven = ('photos: 6 folders hold pictures; depth leaf makes 6 classes of them. They lie at '
-              'depths 1 to 3; instead depth 1 3, depth 2 4')
+              'depths 1 to 3; --depth 1 would make 3 and --depth 2 would make 4')
     assert uneven in said
     assert '1 .csv' in said and '1 .heic' in said and 'pip install "dml_nb[heif]"' in said
     for words in (['evaluate', 'model', 'photos'], ['index', 'model', 'photos'],

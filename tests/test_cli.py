@@ -755,7 +755,7 @@ def test_duplicates_passes_every_option_on(pressed, arriving, tmp_path):
     assert run.stderr == 'dml: left out x.png is none\n'
     finding.pop('tell')(3, 9)
     assert finding == dict(data='photos', least=.9, rule=ruled(4))
-    assert writing == dict(found=answer, path=Path('copies.csv'))
+    assert writing == dict(found=answer, path=Path('copies.csv'), columns=ruled(4)['columns'])
     assert showing == dict(found=answer, path=Path('copies.html'))
     assert pressed('duplicates', '--json').stdout.splitlines() == [
         'photos: 2 of 9 pictures have near-copies, in 1 group, by a likeness of 0.900 or more',
@@ -864,7 +864,7 @@ def test_ctrl_c_in_the_first_epoch(drawings, tmp_path, dml, monkeypatch, steps, 
             raise KeyboardInterrupt
 
     seen, words = [], train_words(drawings, tmp_path, '--classes', 2, '--per-class', 2)
-    monkeypatch.setattr('dml_nb.cli.models.Teller.__call__', stop)
+    monkeypatch.setattr('dml_nb.cli.train.Teller.__call__', stop)
     said = dml(*words)
     assert said.returncode == 130 and kept in said.stderr.splitlines()[-1]
     assert not (tmp_path/'embedder').exists() and 'epoch' not in seen

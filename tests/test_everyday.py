@@ -602,26 +602,17 @@ def best_answers(out, folder):
 
 
 @pytest.mark.parametrize('stop', [KeyboardInterrupt, OSError])
-def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_path, monkeypatch):
+def test_an_index_that_is_stopped_at_any_write_is_the_old_one(stop, folder, tmp_path, failing_write):
     "Never rows of one network beside the other: then the best similarities are about .5"
     old, new = models()
-    whole, done = storage.write_atomically, []
+    done = []
     for failing in range(6):
         index_folder(old, folder, tmp_path)
-        with monkeypatch.context() as patched:
-            calls = []
-
-            def broken(path, data):
-                calls.append(path)
-                if len(calls) == failing + 1:
-                    raise stop(28, 'no space left')
-                whole(path, data)
-
-            patched.setattr(storage, 'write_atomically', broken)
-            try:
+        try:
+            with failing_write(failing, stop(28, 'no space left')):
                 done.append(index_folder(new, folder, tmp_path)['pictures'])
-            except stop:
-                assert folders.open_search(tmp_path)[1].sha256() == old.sha256()
+        except stop:
+            assert folders.open_search(tmp_path)[1].sha256() == old.sha256()
         assert best_answers(tmp_path, folder).min() > .9999
     assert done == [50]                                 # five files, the sixth write never came
     assert folders.open_search(tmp_path)[1].sha256() == new.sha256()

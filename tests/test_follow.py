@@ -12,7 +12,6 @@ from PIL import Image
 
 from dml_nb.data import pixels
 from dml_nb.search import EmbeddingIndex, add_pictures, folders, index_folder, remove_pictures
-from dml_nb.support import storage
 from dml_nb.training import create_embedder
 
 NAMES = [f'{label}/{i}.png' for label in 'abc' for i in range(3)]
@@ -144,45 +143,50 @@ def test_a_file_that_has_only_just_changed_is_embedded_again(photos, embedder, t
     assert index_folder(embedder, photos, tmp_path/'index')['kept'] == 9
 
 
-def test_an_index_of_another_network_or_folder_is_replaced(photos, embedder, tmp_path):
+def test_an_index_of_another_network_is_replaced_and_of_another_folder_if_asked(photos, embedder, tmp_path):
     other = create_embedder('small_convnet', 8, 3, 12, 1, None)
     wider = create_embedder('small_convnet', 8, 3, 14, 0, None)         # the same weights
     for each in (other, wider, embedder):
         found = index_folder(each, photos, tmp_path/'index')
         assert [found[name] for name in NUMBERS] == [9, 0, 0, 0]
     shutil.copytree(photos, tmp_path/'copy')
-    assert index_folder(embedder, tmp_path/'copy', tmp_path/'index')['new'] == 9
+    for other_folder in (tmp_path/'copy', photos/'a'):
+        with pytest.raises(ValueError, match='holds an index of .*photos. --out'):
+            index_folder(embedder, other_folder, tmp_path/'index')
+    assert len(rows(tmp_path/'index')) == 9
+    assert index_folder(embedder, tmp_path/'copy', tmp_path/'index', fresh=True)['new'] == 9
     with pytest.raises(ValueError, match='embedder: expected the one with hash'):
         add_pictures(other, photos, tmp_path/'index')
     (tmp_path/'index'/'index.json').write_text('damaged')
     assert index_folder(embedder, photos, tmp_path/'index')['new'] == 9
 
 
+def test_added_pictures_that_are_gone_leave_it(photos, embedder, tmp_path):
+    for i in range(2):
+        put(tmp_path/'elsewhere', f'd/{i}.png', 80 + i)
+    add_pictures(embedder, f"folder:{tmp_path/'elsewhere'}", tmp_path/'index')
+    (tmp_path/'elsewhere'/'d'/'0.png').unlink()
+    found = index_folder(embedder, photos, tmp_path/'index')
+    assert found['gone'] == 1 and found['pictures'] == 10
+    assert remove_pictures(tmp_path/'index', f"folder:{tmp_path/'elsewhere'}")['pictures'] == 9
+
+
 @pytest.mark.parametrize('stop', [KeyboardInterrupt, OSError])
 def test_an_update_that_is_stopped_at_any_write_is_the_old_one(
-        stop, photos, embedder, tmp_path, monkeypatch):
-    whole, done = storage.write_atomically, 0
+        stop, photos, embedder, tmp_path, failing_write):
+    done = 0
     shutil.copytree(tmp_path/'index', tmp_path/'old')
     put(photos, NAMES[0], 77)
     put(photos, 'd/1.png', 78)
     (photos/NAMES[1]).unlink()
     index_folder(embedder, photos, tmp_path/'anew', fresh=True)
     for failing in range(6):
-        with monkeypatch.context() as patched:
-            calls = []
-
-            def broken(path, data):
-                calls.append(path)
-                if len(calls) == failing + 1:
-                    raise stop(28, 'no space left')
-                whole(path, data)
-
-            patched.setattr(storage, 'write_atomically', broken)
-            try:
+        try:
+            with failing_write(failing, stop(28, 'no space left')):
                 found = index_folder(embedder, photos, tmp_path/'index')
                 done += 1
-            except stop:
-                check_same(tmp_path/'index', tmp_path/'old')
+        except stop:
+            check_same(tmp_path/'index', tmp_path/'old')
     assert done == 1 and [found[name] for name in NUMBERS] == [1, 1, 1, 7]
     check_same(tmp_path/'index', tmp_path/'anew')
 

@@ -696,23 +696,13 @@ def test_reader_that_loses_to_the_same_content_again(tmp_path, monkeypatch):
     assert len(EmbeddingIndex.open(folder)) == 20 and len(lost) == 3
 
 
-def test_failed_save_keeps_the_old_index(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_old_index(tmp_path, failing_write):
     "Every write fails once, as on a full disk"
     old, new = versions()
     folder = tmp_path/'index'
-    whole = storage.write_atomically
     for failing in range(5):
         old.save(folder)
-        calls = []
-
-        def broken(path, data):
-            calls.append(path)
-            if len(calls) == failing + 1:
-                raise OSError('no space left')
-            whole(path, data)
-
-        with monkeypatch.context() as m:
-            m.setattr(storage, 'write_atomically', broken)
+        with failing_write(failing, OSError('no space left')):
             with pytest.raises(OSError, match='no space left'):
                 new.save(folder)
         assert len(EmbeddingIndex.open(folder)) == 20

@@ -402,8 +402,8 @@ Levels = Annotated[bool, typer.Option(
     '--levels', help='The folders around the folders of classes are classes above them.')]
 Level = Annotated[list[str], typer.Option(
     '--level', help='What is above the classes instead: a column of the table (again for the '
-                    'next level), first-word or last-word of their names, or a .csv with a class '
-                    'and those above it in each line.')]
+                    'next level), first-word or last-word of their names, or a .csv with a line '
+                    'of names, then a class and those above it in each line.')]
 AcceptOtherCode = Annotated[bool, typer.Option(
     '--accept-other-code',
     help='Use finished runs of another state of the code of dml_nb, and say how many.')]

@@ -24,7 +24,7 @@ import typer
 from .base import (
     Columns, Depth, Images, Json, Level, Levels, MultiLabel, app, check_above_0, fail, no_empty_folder, progress_bar,
     reading_bar, stopped_writing, told_in_one_line, writable_folder)
-from .models import (
+from .common import (
     DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model, model_folder)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
@@ -69,7 +69,7 @@ def run_index(
     remove:Annotated[bool, typer.Option(
         '--remove', help='Remove these pictures from the index; the files stay.')] = False,
     fresh:Annotated[bool, typer.Option(
-        '--fresh', help='Embed every picture, also those that are in the index.')] = False,
+        '--fresh', help='Embed every picture, and replace the index that is there.')] = False,
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
@@ -85,7 +85,8 @@ def run_index(
 
     What cannot be read is left out and named. The folder given by --out is all that dml search
     needs. If it holds an index of the same folder and model, only new and changed files are
-    embedded, and those that are gone leave it; any other index is replaced."""
+    embedded, and those that are gone leave it. An index of another folder stays unless --fresh is
+    given."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         rule = chosen_rule(depth, column, images, None, multi_label, levels, level)
@@ -141,8 +142,7 @@ def run_search(
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
     index is left out of its own answers. Where the nearest is less similar than --least, nothing is
     like the picture, and no other is shown. --expand and --rerank use what else the index holds; the
-    documentation says where they helped. With --rerank, similarity is also of neighbours, and --least
-    has to be given to count."""
+    documentation says where they helped. With them the fitted threshold does not count; give --least."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -182,7 +182,7 @@ def duplicates_lines(
         more = f', and {len(files) - 3:,} more' if len(files) > 3 else ''
         lines.append(f"{len(files):>4}  {group['likeness']:.3f}  {', '.join(files[:3])}{more}")
     if len(groups) > most:
-        lines.append(f'and {len(groups) - most:,} more groups; --out and --html hold all of them')
+        lines.append(f'and {len(groups) - most:,} more groups; --out holds all of them')
     return lines
 
 
@@ -205,13 +205,13 @@ def run_duplicates(
 
     Example: dml duplicates photos --out copies.csv --html copies.html
 
-    Likeness is a correlation of small grey pictures, 1 for the same; no model is needed. Beside each
-    group stand its pictures and the lowest likeness. The table written by --out has a column group,
+    Likeness is a correlation of small grey pictures, 1 for the same; no model is needed. Each group is
+    listed with its size and its lowest likeness. The table written by --out has a column group,
     which --group reads: dml evaluate MODEL copies.csv --images photos --group group."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(None if depth == 'leaf' else depth, column, images)
-        if least is not None:
-            check_above_0('--least', least, below=1.001)
+        if least is not None and not 0 < least <= 1:
+            fail(f'--least: expected a number above 0 and at most 1, got {least:g}')
         source, _, path = data.partition(':')
         place = Path(path if source in ('folder', 'zip', 'csv') else data).expanduser()
         if not place.exists():                              # nothing heavy is loaded before this
@@ -231,7 +231,7 @@ def run_duplicates(
         for why in found['skipped'].values():
             print(f'dml: left out {why}', file=sys.stderr)
         if table is not None:
-            duplicates_table(found, table)
+            duplicates_table(found, table, rule.get('columns'))
         if html is not None:
             duplicates_page(found, Path(html).expanduser())
         if json_:
@@ -283,7 +283,7 @@ def run_export(
 
     Example: dml export runs/index --onnx photos.onnx --parquet photos.parquet
 
-    It needs pip install "dml_nb[export]". onnxruntime has to give the same as PyTorch before a
+    It needs pip install "dml_nb\\[export]". onnxruntime has to give the same as PyTorch before a
     network is written."""
     with told_in_one_line('stopped'):
         is_index = (Path(model).expanduser()/'index.json').is_file()

@@ -69,8 +69,8 @@ def said_of_depth(
     if outside:
         said += f' and leaves {outside:,} out'
     if uneven:
-        others = ', '.join(f'depth {k} {made[k]:,}' for k in range(1, deepest))
-        return f'{said}. They lie at depths {lying[0]} to {lying[-1]}; instead {others}'
+        others = ' and '.join(f'--depth {k} would make {made[k]:,}' for k in range(1, deepest))
+        return f'{said}. They lie at depths {lying[0]} to {lying[-1]}; {others}'
     if depth == LEAF: return f'{said}: names that only Unicode writes in two ways are one'
     return f'{said}; --depth leaf (depth=\'leaf\') would make {made[LEAF]:,}'
 
@@ -157,9 +157,11 @@ def contents_of(
             continue
         around[parts] = real
         if parts: folders.append(parts)
-        if 'training.json' in names and 'embedder' in inside:
-            inside.clear()                                  # a model, and the picture beside it
-            continue
+        if 'training.json' in names and 'embedder' in inside:       # a model, and its curves
+            if parts:
+                inside.clear()
+                continue
+            names = [name for name in names if name != 'curves.png']
         inside[:] = [name for name in inside if not name.startswith('.')]
         files += [(*parts, name) for name in names if not name.startswith('.')]
     return sorted(files), sorted(folders)

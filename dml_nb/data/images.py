@@ -380,7 +380,7 @@ def check_alike(self:ImageFiles):
         if sides != first[1]:
             raise _of_one_size(f': {first[0]} is {first[1]}, {path} is {sides}')
 
-# %% ../../nbs/30_data.images.ipynb #e902da4c
+# %% ../../nbs/30_data.images.ipynb #71ba99e6
 def is_sets(
     labels, # of any kind
 ) -> bool:
@@ -388,7 +388,7 @@ def is_sets(
     dtype = getattr(labels, 'dtype', None)
     return dtype in (torch.bool, np.dtype(bool)) and labels.ndim == 2
 
-
+# %% ../../nbs/30_data.images.ipynb #e902da4c
 class ImageSet:
     """Items with integer labels. `set[i]` is (image (C, H, W) float32 in [0, 1], label int).
 
@@ -510,6 +510,7 @@ def class_count(
 def codes_of_groups(
     groups, # (N,) strings, '': in no group
 ) -> np.ndarray: # (N,) integers, -1: in no group
+    "Names of groups as numbers."
     groups = np.asarray(groups, dtype=str)
     return np.where(groups == '', -1, np.unique(groups, return_inverse=True)[1])
 

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from .images import (
-    ImageFiles, ImageSet, Vectors, counts_of_classes, existing_file, is_sets, reading)
+    HEIF, ImageFiles, ImageSet, Vectors, counts_of_classes, existing_file, is_sets, reads_heif, reading)
 from .classes import (
     ENDINGS, LEAF, WORDS, check_depth, classes_of, contents_of, is_picture, levels_above,
     one_spelling, say_not_read)
@@ -358,7 +358,8 @@ def read_folder(root=None, name=None, depth=LEAF, **options) -> ImageSet:
     "Pictures in one folder per class: those in which they lie, or those at `depth`."
     check_depth('depth', depth)
     per_class = 'per class' if depth in (LEAF, 1) else f'at depth {depth} per class'
-    wanted = f'folder: expected one folder of pictures ({" ".join(sorted(ENDINGS))}) {per_class}'
+    endings = sorted(ENDINGS | (HEIF if reads_heif() else set()))
+    wanted = f'folder: expected one folder of pictures ({" ".join(endings)}) {per_class}'
     if not root or not Path(root).expanduser().is_dir():
         raise FileNotFoundError(f'{wanted}, got {str(root or "")!r}, which is no folder')
     root = Path(root).expanduser()
@@ -682,6 +683,7 @@ def _parents_in(path) -> dict: # {class: names of those above it}
         if len(above) != len(header) - 1 or not above or '' in above:
             raise ValueError(f'{path}, line {line}: expected {max(2, len(header))} names, a class '
                              'and those above it, got ' + repr(','.join([name, *above])))
+        above = [*map(one_spelling, above)]
         if found.setdefault(one_spelling(name), above) is not above:
             raise ValueError(f'{path}, line {line}: expected each class once, {name} is there twice')
     return found
@@ -712,9 +714,9 @@ def levels_by(
 ) -> list: # as from `levels_above`
     "The classes above the classes. Raises ValueError, and FileNotFoundError for no such table."
     if is_sets(labels):
-        raise ValueError(f'levels: expected one class for each picture, got sets of labels')
+        raise ValueError('levels: expected one class for each picture, got sets of labels')
     if how == 'folders' or how in list(WORDS): return levels_above(classes, how)
-    if isinstance(how, (str, os.PathLike)) and str(how).endswith(('.csv', '.tsv')):
+    if isinstance(how, (str, os.PathLike)) and str(how).lower().endswith(('.csv', '.tsv')):
         return levels_above(classes, _parents_in(how))
     columns = [how] if isinstance(how, str) else list(how)
     return levels_above(classes, _parents_beside(beside, labels, classes, columns))

@@ -14,6 +14,7 @@ __all__ = ['SOURCES', 'load_data']
 # %% ../../nbs/33_data.sources.ipynb #a9b35f70
 import inspect
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 # %% ../../nbs/33_data.sources.ipynb #4be7d813
@@ -55,9 +56,11 @@ def name_and_path(name_or_path) -> tuple: # name of a source, path or ''
     if ending and not place.is_dir(): return ending, text
     if is_path or os.sep in text or (text and place.is_dir()):
         return 'folder', text
+    known = [*SOURCES, *(path.name for path in Path().iterdir() if path.is_dir())]
+    near = ', '.join(get_close_matches(text, known, cutoff=.8))
     raise ValueError(f'data: expected a source or a folder, got {name_or_path!r}, and there '
-                     f'is no such folder; possible are {", ".join(SOURCES)}; NAME:PATH says where '
-                     'the files lie')
+                     f'is no such folder{near and f"; like it are {near}"}; possible are '
+                     f'{", ".join(SOURCES)}; NAME:PATH says where the files lie')
 
 # %% ../../nbs/33_data.sources.ipynb #5947c9c1
 def _options_of(reader) -> list:

@@ -330,7 +330,7 @@ def index_kept():
     with KeptPixels(u/'pixels') as kept: index(kept)
 """
 folder_report = by_hand + """
-from dml_nb.cli.models import embedded
+from dml_nb.cli.common import embedded
 from dml_nb.evaluation.retrieval import evaluate
 from dml_nb.search.pictures import load_pictures
 def report():

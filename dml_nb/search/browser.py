@@ -253,7 +253,7 @@ def worst(self:Pages, request):
 def doubted(self:Pages, request):
     seen, study = self.collection, self.collection.studied
     root = next(place for place in (seen.root, *seen.root.parents) if place.exists())   # or a zip
-    known = hashlib.sha256(json.dumps([str(seen.out), seen.paths]).encode()).hexdigest()
+    known = hashlib.sha256(json.dumps([str(seen.out.resolve()), seen.paths]).encode()).hexdigest()
 
     def correcting(i):
         like = str(seen.names[study.proposed[i]])
@@ -265,8 +265,9 @@ def doubted(self:Pages, request):
         Input(type='hidden', name='changes'), Span(id='said', role='status'),
         Button('download the table', id='export'), Button('forget all', type='button', id='forget'),
         method='post', action='/labels.csv', id='changes', data_of=known, cls='bar')
-    then = P('Then: ', Code(shlex.join(['dml', 'train', 'labels.csv', '--images', str(root)])),
-             cls='note')
+    words = ['dml', 'train', 'labels.csv', '--images', str(root)]
+    words += [] if seen.sets is None else ['--multi-label', '|']
+    then = P('Then: ', Code(shlex.join(words)), cls='note')
     return self.listed(
         request, '/labels', 'Doubtful labels', study.doubted,
         lambda i: (f'doubt {study.doubt[i]:.2f}', f'is {seen.class_name(i)}',
@@ -296,6 +297,7 @@ def find(self:Pages, request):
     seen, text = self.collection, request.query_params.get('q', '')
     classes, pictures = found_by_name(seen, text)
     counts = np.bincount(seen.labels[seen.labels >= 0], minlength=len(seen.names))
+    counts = counts if seen.sets is None else seen.sets.sum(0)
     links = [A(f'{seen.names[c]} ({counts[c]:,})', href=f'/class/{c}') for c in classes]
     return self.sixty(
         request, '', f'Found for “{text}”', np.array(pictures, dtype=int),

@@ -21,7 +21,7 @@ from textwrap import indent
 
 # %% ../../nbs/58_search.card.ipynb #d578d4c6
 from ..support.results import versions
-from ..support.storage import json_bytes, text_of, write_atomically
+from ..support.storage import json_bytes, one_writer, text_of, write_atomically
 
 # %% ../../nbs/58_search.card.ipynb #f694934f
 def draw_curves(
@@ -214,6 +214,9 @@ def card_text(
 #: What a model hub reads, and by which a card of ours is known.
 MARK = '\n'.join(['---', 'library_name: dml_nb', 'pipeline_tag: image-feature-extraction',
                   'tags: [metric-learning, image-retrieval]', '---'])
+#: Below it is what people add.
+END = '<!-- dml writes what is above; what you add below stays -->'
+NEWLINE = '\n'
 
 # %% ../../nbs/58_search.card.ipynb #900c1927
 def read_json(
@@ -239,13 +242,15 @@ def write_card(
         warnings.warn(f'{path} is not a card of dml train and stays as it is; the card of this '
                       'model is not written', stacklevel=2)
         return
-    kept = read_json(out/'evaluations.json', [])
+    kept = [each for each in read_json(out/'evaluations.json', [])
+            if each.get('embedder') in (None, record.get('embedder'))]      # not of an earlier network
     name = out.resolve().name
     text = card_text(name, record, kept, (out/'curves.png').is_file())
-    write_atomically(path, text.encode('utf-8', 'replace'))
+    _, _, own = text_of(path).partition(END)
+    write_atomically(path, (text + f'\n{END}{own or NEWLINE}').encode('utf-8', 'replace'))
 
 
-QUESTION = 'data', 'part', 'gallery', 'groups' # what makes two measurements the same
+QUESTION = 'data', 'part', 'gallery', 'groups', 'command' # what makes two measurements the same
 
 
 def add_evaluation(
@@ -259,10 +264,11 @@ def add_evaluation(
         return
     own = dict(facts, date=datetime.now(timezone.utc).strftime('%Y-%m-%d'), versions=versions(),
                command=command)
-    kept = [each for each in read_json(out/'evaluations.json', [])
-            if any(each.get(key) != own.get(key) for key in QUESTION)]
     try:
-        write_atomically(out/'evaluations.json', json_bytes([*kept, own]))
-        write_card(out)
+        with one_writer(out):
+            kept = [each for each in read_json(out/'evaluations.json', [])
+                    if any(each.get(key) != own.get(key) for key in QUESTION)]
+            write_atomically(out/'evaluations.json', json_bytes([*kept, own]))
+            write_card(out)
     except OSError as error:
         warnings.warn(f'{error}; the card of the model does not have these numbers', stacklevel=2)

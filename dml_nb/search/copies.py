@@ -286,7 +286,12 @@ def find_duplicates(
     fine = [i for i, found in enumerate(read) if isinstance(found, Tensor)]
     if not fine:
         raise ValueError(f'images: expected pictures in {data}, none could be read')
-    pairs, alike, least = copies_among(torch.stack([read[i] for i in fine]), least=least)
+    grey = torch.stack([read[i] for i in fine])
+    pairs, alike, least = copies_among(grey, least)
+    _, kinds = grey.flatten(1).unique(dim=0, return_inverse=True)       # what is there twice is a
+    order = kinds.sort(stable=True).indices                             # copy, however vague
+    twice = torch.stack([order[:-1], order[1:]], 1)[kinds[order].diff() == 0]
+    pairs, alike = torch.cat([pairs, twice]), torch.cat([alike, torch.ones(len(twice))])
     codes = linked(len(fine), pairs)
     members = {}
     for i, code in zip(fine, codes.tolist()):
@@ -298,7 +303,8 @@ def find_duplicates(
     groups.sort(key=lambda group: (-len(group['files']), group['files']))
     rows = [[names[i], labels[i] or '-1', members[code][0]]
             for i, code in zip(fine, codes.tolist())]
-    skipped = {str(base[names[i]]): str(found) for i, found in enumerate(read) if i not in set(fine)}
+    skipped = {str(base[name]): str(found) for name, found in zip(names, read)
+               if not isinstance(found, Tensor)}
     return dict(root=str(base), pictures=len(fine), least=least, groups=groups, rows=rows,
                 skipped=skipped)
 
@@ -306,10 +312,12 @@ def find_duplicates(
 def duplicates_table(
     found:dict, # from `find_duplicates`
     path, # of a CSV, replaced if it is there
+    columns:dict=None, # {'file': name, 'label': name}, as those of the table that was read
 ):
     "Every picture with its class and its group. Raises `OSError` naming a file it cannot write."
-    text = StringIO()
-    csv.writer(text, lineterminator='\n').writerows([['file', 'label', 'group'], *found['rows']])
+    text, names = StringIO(), dict(file='file', label='label') | (columns or {})
+    heads = [names['file'], names['label'], 'group']
+    csv.writer(text, lineterminator='\n').writerows([heads, *found['rows']])
     write_atomically(Path(path), text.getvalue().encode('utf-8', 'surrogateescape'))
 
 

@@ -253,6 +253,15 @@ def loss_for(
         return loss(classes, dim)
 
 
+def origin_of(
+    images:ImageSet,
+) -> dict: # data: name and SHA-256; what says the classes, the groups and the levels, if anything
+    rule = {name: getattr(images, name)
+            for name in ('depth', 'columns', 'group', 'multi_label', 'levels')}
+    known = {name: value for name, value in rule.items() if value is not None}
+    return dict(data=dict(name=images.name, sha256=images.sha256()), **known)
+
+
 def of_structure(
     loss:nn.Module, # from `loss_for`
     images:ImageSet,
@@ -377,17 +386,14 @@ def train_embedder(
         raise ValueError(f'freeze: expected 0 for a body that has nothing to learn ({arch}), got '
                          f'{freeze}')
     loss = of_structure(loss_for(loss, known, embedder.dim, seed), images, coarse)
-    data = dict(name=images.name, sha256=images.sha256())
-    rule = {name: getattr(images, name)
-            for name in ('depth', 'columns', 'group', 'multi_label', 'levels')
-            if getattr(images, name) is not None}
+    origin = origin_of(images)
     settings = dict(
-        data=data, **rule, loss=loss_text(loss), body=arch,
+        **origin, loss=loss_text(loss), body=arch,
         weights=None if weights is None else str(weights), dim=embedder.dim, epochs=epochs,
         patience=patience, classes=min(classes, known), per_class=per_class, lr=lr,
         held_out=held_out, held_back=how, seed=seed, augment=augment, freeze=freeze,
         device=str(device), workers=workers)
-    facts = dict(data=data, **rule, loss=settings['loss'], held_back=how,
+    facts = dict(**origin, loss=settings['loss'], held_back=how,
                  versions=versions(), code=code_hash(), machine=machine())
     with one_writer(out):
         record = begin_record(out/'training.json', settings, fresh)

@@ -95,6 +95,8 @@ def export_onnx(
     x = torch.rand(5, *shape, generator=torch.Generator().manual_seed(0))
     if pictures is not None:
         listed = Pictures(pictures, made['channels'], embedder.size, embedder.fit)
+        if not len(listed):
+            raise ValueError(f'pictures: expected at least one picture, {pictures} holds none')
         x = stack_batch([listed.read(i) for i in range(min(len(listed), 32))])
     content = onnx_content(plain, torch.zeros(2, *shape))
     difference = largest_difference(content, plain, x)

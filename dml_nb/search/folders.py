@@ -27,6 +27,7 @@ from ..data.classes import is_picture
 from ..data.images import small_jpeg
 from ..data.pixels import file_state
 from ..data.readers import file_at
+from ..data.sources import name_and_path
 from ..training.embedding import Embedder, _rows_of, is_file, is_one
 from ..training.features import rebuilt, tensor_bytes
 from .index import EmbeddingIndex, index_of_pictures
@@ -89,13 +90,35 @@ def index_to_follow(
     kind, # as in `index_folder`
     root:str, # where the pictures lie
     fresh:bool, # a new one in any case
-) -> EmbeddingIndex: # the one that is there if it is of this network and folder, else a new one
-    with suppress(FileNotFoundError, ValueError):           # none there, or a damaged one
+) -> EmbeddingIndex: # the one that is there if it is of this network, else a new one
+    "Raises `ValueError` where there is one of another folder."
+    try:
         index, there = index_of_pictures(out)
-        if not fresh and str(there) == root and index.embedder_hash == embedder.sha256():
-            index.kind = kind or index.kind
-            return index
-    return EmbeddingIndex(embedder.dim, kind or 'flat', embedder)
+    except (FileNotFoundError, ValueError):                 # none there, or a damaged one
+        return EmbeddingIndex(embedder.dim, kind or 'flat', embedder)
+    new = EmbeddingIndex(embedder.dim, kind or index.kind, embedder)
+    if fresh:
+        return new
+    if str(there) != root:
+        raise ValueError(f'out: expected a new folder, or that of an index of {root}; {out} holds an '
+                         f'index of {there}. --out (out=) makes another one, --add (add_pictures) '
+                         'adds to it, --fresh (fresh=True) replaces it')
+    if index.embedder_hash != embedder.sha256():
+        return new
+    index.kind = kind or index.kind
+    return index
+
+
+def path_of(
+    data, # as `load_data` takes it, or a picture
+): # without the name of a source before it
+    with suppress(ValueError):
+        return name_and_path(data)[1] or data
+    return data
+
+
+def is_there(path:str) -> bool: # also in a zip
+    return any(place.is_file() for place in (Path(path), *Path(path).parents))
 
 
 def states_of(
@@ -127,7 +150,7 @@ def bring_up_to_date(
         z, _, skipped = embed_readable(embedder, [files[name] for name in stale], **options)
     readable = [name for name in stale if files[name] not in skipped]
     fresh = {*readable}
-    stay = {name for name in known if name in others or os.path.isabs(name)} | same
+    stay = {name for name in known if name in others or os.path.isabs(name) and is_there(name)} | same
     here = [name for name in files if name in same or name in fresh]
     if not here:
         raise ValueError('images: expected at least one picture, none could be read: '
@@ -160,16 +183,17 @@ def index_folder(
     kept=None, # `KeptPixels` of earlier commands, or None
     columns=None, # what those of a table are called; None: as in the embedder's training
     images=None, # where the pictures of a table lie; None: beside it
-    fresh:bool=False, # embed every picture, whatever is there
+    fresh:bool=False, # embed every picture, and replace whatever is there
     multi_label=None, # what separates labels in a table; None: as in the embedder's training
     levels=None, # as `load_data` takes them; None: as in the embedder's training
 ) -> dict: # pictures, new, changed, gone, kept, skipped: {file: why}, root, first: a picture
     """Write an index of a folder, with the embedder, or bring it up to date: new and changed files
-    are embedded, and those that are gone leave it. An index of another folder or embedder is
-    replaced. Warns where labels are decided by another rule than those of the embedder's training.
+    are embedded, and those that are gone leave it. An index by another embedder is replaced. Warns
+    where labels are decided by another rule than those of the embedder's training.
 
-    Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture, `OSError`
-    naming a file that cannot be written, or the process that is writing there."""
+    Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture and where
+    `out` holds an index of another folder, `OSError` naming a file that cannot be written, or the
+    process that is writing there."""
     facts = getattr(embedder, 'facts', {})
     with one_writer(out):
         base, names, of_each = located(
@@ -208,7 +232,7 @@ def add_pictures(
     with one_writer(out):
         index, root = index_of_pictures(out)
         index._check_embedder(embedder)
-        place = Path(data).expanduser().resolve()
+        place = Path(path_of(data)).expanduser().resolve()
         inside = place.is_relative_to(root) and (place.is_dir() or is_picture(place.name))
         base, names, of_each = located(
             root if inside else data, getattr(embedder, 'facts', {}), depth=depth, columns=columns,
@@ -228,7 +252,7 @@ def add_pictures(
         index.save(out)
     return found | dict(root=str(root))
 
-
+# %% ../../nbs/58_search.folders.ipynb #278ceca9
 def remove_pictures(
     out, # folder of an index
     data, # a picture, or a folder of them; they need not be there any more
@@ -239,7 +263,7 @@ def remove_pictures(
     it and for all of them, `OSError` as `index_folder`."""
     with one_writer(out):
         index, root = index_of_pictures(out)
-        place = Path(data).expanduser().resolve()
+        place = Path(path_of(data)).expanduser().resolve()
         gone = [id for id, fact in zip(index._ids, index._metadata)
                 if (root/fact['path']).is_relative_to(place)]
         if not gone or len(gone) == len(index):
@@ -292,7 +316,20 @@ def labels_in(
     names = fact['labels'] if 'labels' in fact else [fact['label'], *fact.get('above', [])]
     return [name for name in names if name]
 
+# %% ../../nbs/58_search.folders.ipynb #afaa45fb
+def having(
+    index:EmbeddingIndex,
+    label:str,
+): # (fact) -> bool: whether that picture has the label
+    "Raises `ValueError` for a label that none has."
+    known = set().union(*(labels_in(fact) for fact in index.metadata()))
+    if label not in known:
+        near = ', '.join(get_close_matches(label, known)) or ', '.join(sorted(known)[:5])
+        wanted = f'one of the index, as {near}' if known else 'none, for no picture there has one'
+        raise ValueError(f'label: expected {wanted}, got {label!r}')
+    return lambda fact: label in labels_in(fact)
 
+# %% ../../nbs/58_search.folders.ipynb #98cfb201
 def search_folder(
     out, # folder from `index_folder`
     images, # files, also in a zip, as photos.zip/birds/1.jpg, bytes, or as in `embed`; one or many
@@ -319,15 +356,9 @@ def search_folder(
     queries = [file_at(Path(image).expanduser().resolve()) if is_file(image) else image
                for image in images]
     names = [str(query) if is_file(query) else f'images[{i}]' for i, query in enumerate(queries)]
-    where = None
-    if label is not None:
-        if expand or rerank:
-            raise ValueError(f'label: expected none with expand or rerank, got {label!r}')
-        known = set().union(*(labels_in(fact) for fact in index.metadata()))
-        if label not in known:
-            near = ', '.join(get_close_matches(label, known)) or ', '.join(sorted(known)[:5])
-            raise ValueError(f'label: expected one of the index, as {near}, got {label!r}')
-        where = lambda fact: label in labels_in(fact)
+    if label is not None and (expand or rerank):
+        raise ValueError(f'label: expected none with expand or rerank, got {label!r}')
+    where = None if label is None else having(index, label)
     z = embedder.embed(queries, progress=False)
     if expand or rerank:
         similarities, ids = refined(index, root, names, z, k + 1, expand, rerank)
@@ -363,8 +394,11 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere; }
 def check_page(
     path, # of a page to write
 ):
-    "Raises `ValueError` where another kind of file is there."
+    """Raises `ValueError` where another kind of file is there, `FileNotFoundError` where its folder
+    is not."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'--html: expected a file in a folder that is there, got {path}')
     if path.is_file():
         with open(path, 'rb') as file:
             start = file.read(100).lstrip().lower()
@@ -387,10 +421,13 @@ def small_figure(
     *lines, # texts below it
 ) -> str: # HTML that holds the picture itself
     name = html.escape(Path(file).name)
-    picture = base64.b64encode(small_jpeg(file_at(file))).decode()
     text = '<br>'.join(html.escape(line) for line in lines)
-    return (f'<figure><img src="data:image/jpeg;base64,{picture}" alt="{name}">'
-            f'<figcaption>{text}</figcaption></figure>')
+    try:
+        picture = base64.b64encode(small_jpeg(file_at(file))).decode()
+        shown = f'<img src="data:image/jpeg;base64,{picture}" alt="{name}">'
+    except (ValueError, OSError):                           # gone since, or bytes without a file
+        shown = '<p>no picture</p>'
+    return f'<figure>{shown}<figcaption>{text}</figcaption></figure>'
 
 
 def write_page(

@@ -78,7 +78,14 @@ class Collection:
         self.above = [np.array([[*fact.get('above', []), *[''] * levels][level] for fact in known])
                       for level in range(levels)]                       # of each level: (N,) names
         self.xy = flat_map(self.z)
-        self.studied = Study(self)
+        self.study = Study(self)
+
+    @property
+    def studied(self):
+        "Its `Study`. Raises `LookupError` where no picture has a class."
+        if not (self.labels >= 0).any():
+            raise LookupError('no picture of this index has a class, so there is nothing to study')
+        return self.study
 
     def __len__(self):
         return len(self.paths)
@@ -230,6 +237,8 @@ def class_hues(
     classes:int, # C
 ) -> np.ndarray: # (C,) degrees on the colour circle
     "Evenly spaced hues, in the order in which the means of the classes lie around their middle."
+    if not classes:
+        return np.empty(0)
     known = torch.as_tensor(labels >= 0)
     code = torch.as_tensor(labels)[known]
     sums = torch.zeros(classes, z.shape[1], dtype=z.dtype).index_add(0, code, z[known])
@@ -258,7 +267,7 @@ def found_by_name(
 def corrected_table(
     collection:Collection,
     changes:dict, # path of a picture -> its right class
-) -> bytes: # CSV with the columns file and label
+) -> bytes: # CSV with the columns file and label; sets of labels as a|b
     "Raises `ValueError` for a picture that is not there, and for a class without a name."
     unknown = sorted(set(changes) - set(collection.paths))
     if unknown:
@@ -270,8 +279,10 @@ def corrected_table(
     rows = csv.writer(text, lineterminator='\n')
     rows.writerow(['file', 'label'])
     for i, path in enumerate(collection.paths):
-        label = changes.get(path, collection.class_name(i)).strip()
-        if label:
+        known = collection.class_name(i) if collection.sets is None else '|'.join(
+            collection.names[collection.sets[i]])
+        label = changes.get(path, known).strip()
+        if label and not os.path.isabs(path):               # a table names files of one folder
             rows.writerow([path, label])
     return text.getvalue().encode('utf-8', 'surrogateescape')       # names as they are on the disk
 

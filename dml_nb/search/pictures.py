@@ -65,6 +65,24 @@ def by_time(files, seconds) -> list: # of N names of groups
     return names
 
 
+def by_name(files, pattern) -> list: # of N names of groups
+    "Warns of names without a match. Raises `ValueError` for what is no regular expression."
+    try:
+        found = [*map(re.compile(pattern).search, files)]
+    except re.error as error:
+        raise ValueError(f'group: expected name:REGULAR EXPRESSION, got {pattern!r}: '
+                         f'{error}') from error
+    if len(files) and not any(found):
+        raise ValueError(f'group: expected a pattern that names of files match, got {pattern!r}, '
+                         f'which none of {len(files):,} does, {files[0]} first')
+    if None in found:
+        warnings.warn(f'{found.count(None):,} of {len(files):,} names of files do not match '
+                      f'{pattern!r}, {files[found.index(None)]} first; these pictures are in no group',
+                      stacklevel=4)
+    return ['' if each is None else ' '.join(filter(None, each.groups())) or each.group()
+            for each in found]
+
+
 def groups_of(
     files, # of pictures
     group:str, # 'folder', 'time', 'time:SECONDS' (30) or 'name:REGULAR EXPRESSION'
@@ -72,16 +90,14 @@ def groups_of(
     """Which pictures belong together. By name those whose match is the same, or what its groups in
     parentheses match. Raises `ValueError` for anything else."""
     how, _, detail = group.partition(':')
-    paths = [PurePosixPath(str(file)) for file in files]
+    paths = [Path(str(file)) for file in files]
     if group == 'folder':
-        return [str(path.parent) for path in paths]
-    with suppress(ValueError, re.error):
-        if how == 'time':
+        return [path.parent.as_posix() for path in paths]
+    if how == 'name' and detail:
+        return by_name([path.name for path in paths], detail)
+    with suppress(ValueError):
+        if how == 'time' and float(detail or 30) > 0:
             return by_time(files, float(detail or 30))
-        if how == 'name' and detail:
-            found = [*map(re.compile(detail).search, (path.name for path in paths))]
-            return ['' if each is None else ' '.join(filter(None, each.groups())) or each.group()
-                    for each in found]
     raise ValueError("group: expected folder, time, time:SECONDS, name:REGULAR EXPRESSION or a "
                      f'column of a table, got {group!r}')
 
@@ -168,8 +184,12 @@ def rule_for(
         now['multi_label'] = rule.get('multi_label')
     if 'levels' not in rule and facts.get('levels'):
         rule['levels_then'] = facts['levels']
-    if facts.get('group') and 'fit' in taken:
-        rule.setdefault('group', facts['group'])
+    if facts.get('group') and 'fit' in taken and 'group' not in rule:
+        if is_by_files(facts['group']) or 'columns' in taken:
+            rule['group'] = facts['group']
+        else:
+            warnings.warn(f"{data}: without the groups of the training, which were a column "
+                          f"{facts['group']} of a table", stacklevel=3)
     then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns', 'multi_label')})
     if now and then and rule_text(**now) != then:
         warnings.warn(f'{data}: its classes are decided {rule_text(**now)}; those that the model '

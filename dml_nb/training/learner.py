@@ -441,7 +441,7 @@ class OnLevels(nn.Module):
     ) -> Tensor: # scalar
         return self.loss(z, self.codes[labels + 1])
 
-
+# %% ../../nbs/51_training.learner.ipynb #e97cbf13
 def metric_learner(
     dls:DataLoaders, # from `metric_dataloaders`, whose batches start at epoch 0; or any of fastai's
     arch, # as in `create_embedder`, or an `Embedder`, which is taken with its own dimension

@@ -20,6 +20,7 @@ Modules:
 - `dml_nb.data.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
 - `dml_nb.data.sources`: `load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
 - `dml_nb.data.splits`: Hold back pictures of every class, or whole classes
+- `dml_nb.data.tables`: A table beside its pictures and vectors computed elsewhere become an `ImageSet`, with classes above the classes.
 - `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
 - `dml_nb.engine.blocks`: Statistics, value and weights of a batch, one block of anchors at a time.
 - `dml_nb.engine.inputs`: From what a user gives to unit rows and the table of pairs, or to an error that says what was expected.

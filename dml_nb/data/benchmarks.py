@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from .images import ImageSet, read_image, reading, sides_of
-from .readers import (
-    Folder, as_integers, check_classes, numbered_classes, picture_set, read_arrays, read_csv,
-    read_folder, read_zip, without_broken)
+from dml_nb.data.readers import (
+    Folder, as_integers, check_classes, numbered_classes, picture_set, read_folder, read_zip,
+    without_broken)
+from .tables import read_arrays, read_csv
 from ..support.validate import check_choice
 
 # %% ../../nbs/32_data.benchmarks.ipynb #ae08c433

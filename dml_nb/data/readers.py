@@ -1,9 +1,9 @@
 """What most people have becomes an `ImageSet`, and every mistake in it is named
 
 A reader is a function that finds files and gives an `ImageSet`. Here are the readers of what
-people bring themselves: a folder with one folder of pictures for each class, the same in a zip
-that is never unpacked, a table beside its pictures, and vectors computed elsewhere. `load_data`
-of a later page calls them by name.
+people bring themselves: a folder with one subfolder of pictures per class, and the same in a zip
+that is never unpacked. [Tables and vectors](31_data.tables.ipynb) come next. `load_data` of a later
+page calls them by name.
 
 Docs: https://dml-nb.github.io/dml_nb/data.readers.html.md"""
 
@@ -13,7 +13,12 @@ Docs: https://dml-nb.github.io/dml_nb/data.readers.html.md"""
 __all__ = []
 
 # %% ../../nbs/31_data.readers.ipynb #0e95b7d3
-import csv, os, posixpath, re, stat, warnings, zipfile
+import os
+import posixpath
+import re
+import stat
+import warnings
+import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -24,11 +29,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from .images import (
-    HEIF, ImageFiles, ImageSet, Vectors, counts_of_classes, existing_file, is_sets, reads_heif, reading)
+    HEIF, ImageFiles, ImageSet, counts_of_classes, existing_file, reads_heif, reading)
 from .classes import (
-    ENDINGS, LEAF, WORDS, check_depth, classes_of, contents_of, is_picture, levels_above,
-    one_spelling, say_not_read)
-from ..support.validate import check_choice, check_number
+    ENDINGS, LEAF, check_depth, classes_of, contents_of, is_picture, one_spelling, say_not_read)
+from ..support.validate import check_choice
 
 # %% ../../nbs/31_data.readers.ipynb #c3fd3e02
 def read_digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 10 classes
@@ -425,313 +429,3 @@ def read_zip(root=None, name=None, natural=False, depth=LEAF, **options) -> Imag
     found = _by_folder(wanted, archive, pictures, folders, depth, on_error)
     key = (lambda parts: _by_its_numbers('/'.join(parts))) if natural else None
     return _by_class(name or archive.path.stem, archive, found, depth, options, key)
-
-# %% ../../nbs/31_data.readers.ipynb #7826f7fa
-def _delimiter(line, known) -> str:
-    "What separates the names in the first line of a table: it gives most known ones, most at all"
-    def names(delimiter):
-        cells = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
-        return [cell.strip() for cell in cells]
-
-    return max(',;\t', key=lambda d: (len(known.intersection(names(d))), len(names(d))))
-
-
-def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
-    "What stands in a table, blanks around the values left out"
-    with reading(path, 'expected a CSV in UTF-8', 'this is none'):
-        with open(path, newline='', encoding='utf-8-sig') as file:
-            delimiter = _delimiter(file.readline(), known)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter, strict=True, skipinitialspace=True)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    if len(rows) < 2:
-        raise ValueError(f'{path}: expected a line of names and lines of values, it is empty')
-    return rows
-
-
-def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
-    "The known columns of a CSV; raises ValueError with the line of what is wrong"
-    called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
-    for key in columns or {}:
-        check_choice('columns', key, *called)
-    called |= columns or {}
-    (_, header), *rows = _csv_rows(path, set(called.values()))
-    for key, column in called.items():
-        if header.count(column) > 1:
-            raise ValueError(f'{path}: expected one column {column!r}, it is there twice')
-        if columns and key in columns and column not in header:
-            raise ValueError(f'{path}: expected a column {column!r}, got {header}; --column '
-                             f"{key}=NAME (columns={{'{key}': NAME}}) says what it is called")
-    place = {key: header.index(column) for key, column in called.items() if column in header}
-    for line, row in rows:
-        if len(row) != len(header):
-            raise ValueError(f'{path}, line {line}: expected {len(header)} values, got '
-                             f'{len(row)}')
-        for key, k in place.items():
-            if not row[k]:
-                raise ValueError(f'{path}, line {line}: expected a {called[key]}, got none')
-    table = {key: [row[k] for _, row in rows] for key, k in place.items()}
-    beside = {name: [one_spelling(row[k]) for _, row in rows] for k, name in enumerate(header)
-              if k not in place.values()}
-    return table | {'line': [line for line, _ in rows], 'beside': beside}
-
-
-def _cameras(path, table): # (N,) int64, or None
-    values = table.get('camera')
-    return None if values is None else np.array(as_integers(path, values, ' as cameras'))
-
-# %% ../../nbs/31_data.readers.ipynb #faef3102
-def _inside(path, line, name, images=None):
-    "The name of a file without detours; ValueError for one outside the folder of pictures"
-    if images is not None and os.path.isabs(name):
-        for full in (os.path.abspath, os.path.realpath):
-            inner = os.path.relpath(full(name), full(os.path.expanduser(images)))
-            if not _leads_outside(inner): return inner.replace(os.sep, '/')
-    if _leads_outside(name):
-        raise ValueError(f'{path}, line {line}: expected a file within the folder of pictures, got '
-                         f'{name!r}; --images FOLDER (images=) says which folder')
-    return posixpath.normpath(name.replace('\\', '/'))
-
-
-def _beside(path, files, images):
-    "Where the pictures of a table lie: the folder or archive that holds most of them"
-    near = path.parent
-    places = [near, near/'images', near/'images.zip', path.with_suffix('.zip')]
-    if images is not None: places = [Path(images).expanduser()]
-    bases = []
-    for place in places:
-        if place.is_dir():
-            bases.append(Folder(place))
-        elif place.is_file():
-            archive = _Archive(place)
-            tops = {name.partition('/')[0] for name in archive.names if '/' in name}
-            bases += [archive] + [archive.under(f'{top}/') for top in sorted(tops)[:100]]
-    held = [sum(file in base for file in files) for base in bases]
-    if not any(held):
-        raise FileNotFoundError(f'{path}: expected its pictures, {files[0]} first, in '
-                                f'{" or ".join(map(str, places))}, none is there')
-    return bases[held.index(max(held))]
-
-# %% ../../nbs/31_data.readers.ipynb #56a8ecae
-def _class_names(path, labels, order, names):
-    "Names of the classes in order, from a name in each row"
-    name_of = {}
-    for label, name in zip(labels, map(one_spelling, names)):
-        if label >= 0 and name_of.setdefault(label, name) != name:
-            raise ValueError(f'{path}: expected one class_name for label {order[label]}, got '
-                             f'{name_of[label]!r} and {name!r}')
-    return [name_of[label] for label in range(len(order))]
-
-
-def _check_once(path, files, table):
-    "ValueError for a picture that has two rows"
-    first = {}
-    for file, label, line in zip(files, table['label'], table['line']):
-        if file in first:
-            before, other = first[file]
-            raise ValueError(f'{path}: expected each picture once, {file} is in line {before} '
-                             f'with label {other!r} and in line {line} with label {label!r}')
-        first[file] = line, label
-
-
-def table_places(
-    root, # path of a table
-    columns=None, # what its columns are called, as {'label': 'species'}
-    images=None, # where its pictures lie; None: beside it
-) -> tuple: # `Folder` or `_Archive`, names in it, and {column: values}, file and label among them
-    "Raises as this section says."
-    path = existing_file(root, 'a CSV')
-    table = _table(path, columns)
-    for key in ('file', 'label'):
-        if key not in table:
-            raise ValueError(f'{path}: expected a column {key!r}, there is none; --column '
-                             f"{key}=NAME (columns={{'{key}': NAME}}) says what it is called")
-    lines = zip(table['line'], table['file'])
-    files = [_inside(path, line, file, images) for line, file in lines]
-    _check_once(path, files, table)
-    return _beside(path, files, images), files, table
-
-
-def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the labels in order
-    "The parts of each label; −1 alone is none. Raises ValueError with the line of an empty part."
-    if 'class_name' in table:
-        raise ValueError(f'{path}: expected no class_name beside labels in sets, there is one')
-    parts = [[part.strip() for part in label.split(separator)] for label in table['label']]
-    for line, each in zip(table['line'], parts):
-        if '' in each:
-            raise ValueError(f'{path}, line {line}: expected a label on each side of {separator!r}, '
-                             'got none')
-    every, classes = numbered_classes(path, [part for each in parts for part in each])
-    rows = np.repeat(np.arange(len(parts)), [*map(len, parts)])
-    sets = np.zeros((len(parts), len(classes)), dtype=bool)
-    sets[rows[every >= 0], every[every >= 0]] = True
-    return sets, classes
-
-
-def table_classes(path, table, multi_label=None) -> tuple: # labels, names of the classes in order
-    "Integers (N,) and −1 for none; with a separator of labels sets of them, booleans (N, C)."
-    if multi_label is not None:
-        return label_sets(path, table, check_separator(multi_label))
-    labels, classes = numbered_classes(path, table['label'])
-    if 'class_name' in table:
-        classes = _class_names(path, labels, classes, table['class_name'])
-    return labels, classes
-
-
-def check_separator(separator):
-    if not isinstance(separator, str) or not separator.strip():
-        raise ValueError(f'multi_label: expected what separates labels, as |, got {separator!r}')
-    return separator
-
-
-def read_csv(root=None, name=None, columns=None, images=None, multi_label=None, **options) -> ImageSet:
-    "A table of files and labels, and pictures beside it."
-    base, files, table = table_places(root, columns, images)
-    path = Path(root).expanduser()
-    labels, classes = table_classes(path, table, multi_label)
-    found = picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
-                        _cameras(path, table), table.get('group'), **options)
-    found.columns = {'file': 'file', 'label': 'label'} | (columns or {})
-    found.multi_label, found.beside = multi_label, table['beside']
-    return found
-
-
-# %% ../../nbs/31_data.readers.ipynb #bfb40e39
-def read_arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
-    "What lies in a file of arrays; nothing is ever unpickled"
-    ending = path.suffix.lower()
-    check_choice('features', ending, '.npy', '.npz', '.safetensors')
-    path = existing_file(path, 'a file of vectors')
-    with reading(path, 'expected arrays', 'the file cannot be read'):
-        if ending == '.safetensors':
-            from safetensors.torch import load_file
-            tensors = load_file(path)
-            return {key: (x.float() if x.is_floating_point() else x).numpy()
-                    for key, x in tensors.items()}
-        with open(path, 'rb') as file:
-            found = np.load(file, allow_pickle=False)
-            if isinstance(found, np.ndarray): return {'features': found}
-            return {key: found[key] for key in found.files}
-
-# %% ../../nbs/31_data.readers.ipynb #1af473de
-def _labels_beside(path) -> dict: # labels, and perhaps split and camera
-    "What stands beside a `.npy`"
-    array = path.with_suffix('.labels.npy')
-    if array.is_file():
-        return {'labels': read_arrays(array)['features']}
-    text = path.with_suffix('.csv')
-    table = _table(text) if text.is_file() else {}
-    if 'label' in table:
-        camera = _cameras(text, table)
-        return {'labels': table['label'], 'split': table.get('split'), 'camera': camera}
-    raise FileNotFoundError(f'{path}: expected labels in {array.name}, or in a column label '
-                            f'of {text.name}, or as labels=; got none')
-
-# %% ../../nbs/31_data.readers.ipynb #0cfd0ac1
-_feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
-
-
-def _label_values(path, values) -> tuple:
-    "Labels from a file, and which of them is no class, as `numbered_classes` takes them"
-    is_table = isinstance(values, list)
-    values = np.asarray(values)
-    if is_sets(values): return values, None
-    if values.ndim != 1 or values.dtype.kind not in 'iuU':
-        raise ValueError(f'{path}: expected integers or names (N,) as labels, '
-                         f'got {values.dtype} of shape {values.shape}')
-    names = values.dtype.kind == 'U' and not is_table
-    return values.tolist(), '' if names else '-1'
-
-
-def read_features(root=None, labels=None, name=None) -> ImageSet:
-    "Vectors (N, F) with labels, from `.npy`, `.npz` or `.safetensors`."
-    path = Path(root or '').expanduser()
-    arrays = read_arrays(path)
-    names = [n for n in _feature_names if n in arrays]
-    if len(names) != 1:
-        raise ValueError(f'{path}: expected one array called {" or ".join(_feature_names)}, got '
-                         f'{", ".join(sorted(arrays))}')
-    if isinstance(labels, (str, os.PathLike)):
-        labels = read_arrays(Path(labels))['features']
-    if labels is not None:
-        arrays['labels'] = np.asarray(labels)
-    elif path.suffix.lower() == '.npy': arrays |= _labels_beside(path)
-    if 'labels' not in arrays:
-        raise ValueError(f'{path}: expected an array called labels, got '
-                         f'{", ".join(sorted(arrays))}')
-    values, unlabelled = _label_values(path, arrays['labels'])
-    vectors = Vectors(arrays[names[0]])
-    if is_sets(values):
-        names = [str(name) for name in arrays.get('classes', range(values.shape[1]))]
-        return ImageSet(vectors, values, names, arrays.get('camera'), arrays.get('split'),
-                        name or path.stem)
-    if len(values) != len(vectors):
-        raise ValueError(f'{path}: expected one label for each of the {len(vectors):,} vectors, '
-                         'got '
-                         f'{len(values):,}')
-    numbers, classes = numbered_classes(path, values, unlabelled)
-    check_classes(path, numbers, classes)
-    camera, split = arrays.get('camera'), arrays.get('split')
-    return ImageSet(vectors, numbers, classes, camera, split, name or path.stem)
-
-# %% ../../nbs/31_data.readers.ipynb #a2ed6e0e
-def _parents_in(path) -> dict: # {class: names of those above it}
-    "What stands in a table of parents. Raises ValueError with the line of what is wrong."
-    (_, header), *rows = _csv_rows(existing_file(path, 'a table of parents'), set())
-    found = {}
-    for line, (name, *above) in rows:
-        if len(above) != len(header) - 1 or not above or '' in above:
-            raise ValueError(f'{path}, line {line}: expected {max(2, len(header))} names, a class '
-                             'and those above it, got ' + repr(','.join([name, *above])))
-        above = [*map(one_spelling, above)]
-        if found.setdefault(one_spelling(name), above) is not above:
-            raise ValueError(f'{path}, line {line}: expected each class once, {name} is there twice')
-    return found
-
-
-def _parents_beside(beside, labels, classes, columns) -> dict: # {class: names of those above it}
-    "The same from further columns of a table"
-    unknown = [column for column in columns if column not in (beside or {})]
-    if unknown:
-        known = ', '.join(beside) if beside else 'it has no further columns'
-        raise ValueError(f'levels: expected folders, {", ".join(WORDS)}, a table of parents or '
-                         f'further columns of a table ({known}), got {unknown[0]!r}')
-    found = {}
-    for label, *above in zip(labels.tolist(), *(beside[column] for column in columns)):
-        if label < 0: continue
-        if found.setdefault(classes[label], above) != above or '' in above:
-            said = ' and '.join(dict.fromkeys(map(', '.join, (found[classes[label]], above))))
-            raise ValueError(f'levels: expected one {", ".join(columns)} for class '
-                             f'{classes[label]!r}, got {said!r}')
-    return found
-
-
-def levels_by(
-    how, # 'folders', 'first-word', 'last-word', a table of parents, or columns of the table itself
-    labels, # (N,) integers, in the order of the table
-    classes, # names
-    beside=None, # {column: N strings}
-) -> list: # as from `levels_above`
-    "The classes above the classes. Raises ValueError, and FileNotFoundError for no such table."
-    if is_sets(labels):
-        raise ValueError('levels: expected one class for each picture, got sets of labels')
-    if how == 'folders' or how in list(WORDS): return levels_above(classes, how)
-    if isinstance(how, (str, os.PathLike)) and str(how).lower().endswith(('.csv', '.tsv')):
-        return levels_above(classes, _parents_in(how))
-    columns = [how] if isinstance(how, str) else list(how)
-    return levels_above(classes, _parents_beside(beside, labels, classes, columns))
-
-
-def with_levels(
-    images:ImageSet,
-    how, # as in `levels_by`
-) -> ImageSet:
-    "The same pictures, whose classes have others above them. Raises as `levels_by`."
-    beside = images.beside and {column: [values[i] for i in images.index]
-                                for column, values in images.beside.items()}
-    images = copy(images)
-    images.above = levels_by(how, images.labels, images.classes, beside)
-    images.levels = how if isinstance(how, str) else [*map(str, how)] if isinstance(
-        how, (list, tuple)) else str(how)
-    return images
-

@@ -24,8 +24,8 @@ from .benchmarks import (
     read_omniglot, read_orl_faces, read_sop, read_stl10)
 from .glyphs import read_glyphs
 from .images import ImageSet
-from .readers import (
-    read_csv, read_digits, read_features, read_folder, read_zip, with_levels)
+from .readers import read_digits, read_folder, read_zip
+from .tables import read_csv, read_features, with_levels
 
 # %% ../../nbs/33_data.sources.ipynb #b608a5f4
 #: Name -> reader: a function of the set's place (None: $DML_NB_DATA) and of options that gives an

@@ -31,10 +31,10 @@ from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
 from ..data.images import ImageSet, _opened, codes_of_groups, counts_of_classes
-from ..data.readers import (
-    Folder, _Archive, _files_and_folders, levels_by, table_classes, table_places, with_levels)
+from ..data.readers import Folder, _Archive, _files_and_folders
 from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import sets_and_classes, split_by_class, split_by_image
+from ..data.tables import levels_by, table_classes, table_places, with_levels
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
 def is_by_files(group) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from dml_nb.data import load_data
 from dml_nb.search import browse
 from dml_nb.search.browser import create_app
 from dml_nb.search.mistakes import Collection
-from dml_nb.search import EmbeddingIndex
+from dml_nb.search import EmbeddingIndex, index_folder, search_folder
+from dml_nb.training import create_embedder
 
 programs = ['chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable']
 chromium = next(filter(None, map(shutil.which, programs)), None)
@@ -678,6 +680,37 @@ def test_the_weight_of_a_pair_is_told(tab, address):
     before, found = found, tab.evaluate('found')
     assert found['W'][3][-1] != before['W'][3][-1]
     is_told(3, len(found['W']) - 1)
+
+
+def test_a_picture_that_is_sent_is_searched_as_by_search_folder(folders, tmp_path):
+    embedder = create_embedder('small_convnet', 8, 3, 24, 0, None)
+    index_folder(embedder, folders/'pictures', tmp_path/'index')
+    client = TestClient(create_app(Collection(tmp_path/'index')))
+    content = io.BytesIO()
+    Image.new('RGB', (30, 20), (120, 40, 90)).save(content, 'PNG')
+    answer, = search_folder(tmp_path/'index', [content], k=24)
+    shown = client.post('/like', files=dict(picture=('né <b>.png', content.getvalue()))).text
+    seen = Collection(tmp_path/'index')
+    wanted = [seen.paths.index(str(Path(found['path']).relative_to(seen.root)))
+              for found in answer['found']]
+    assert [int(i) for i in re.findall('/thumb/([0-9]+)', shown)] == wanted and len(wanted) == 24
+    assert 'né &lt;b&gt;.png' in shown and not list(tmp_path.glob('picture*'))
+    for bad in (dict(files=dict(picture=('x.png', b'none'))), dict(data=dict(picture='x')), {}):
+        refused = client.post('/like', **bad)
+        assert refused.status_code == 400 and 'expected a' in refused.text
+
+
+def test_an_index_without_labels_has_a_map_and_says_what_is_missing(folders, tmp_path):
+    index, known = EmbeddingIndex(8), EmbeddingIndex.open(folders/'good')
+    index.add(known.vectors(), metadata=[fact | dict(label='') for fact in known.metadata()])
+    index._pictures = dict(root=str(folders/'pictures'))
+    index.save(tmp_path)
+    client = TestClient(create_app(Collection(tmp_path)))
+    for address in ('/', '/map.json', '/map.bin', '/item/3', '/like', '/find?q=x'):
+        assert client.get(address).status_code == 200, address
+    for address in ('/worst', '/classes', '/labels'):
+        said = client.get(address)
+        assert said.status_code == 404 and 'no picture of this index has a class' in said.text
 
 
 def test_a_port_in_use_says_what_to_do(folders):

@@ -12,6 +12,7 @@ Docs: https://dml-nb.github.io/dml_nb/search.browser.html.md"""
 __all__ = ['browse']
 
 # %% ../../nbs/59_search.browser.ipynb #3693d05e
+import base64
 import hashlib
 import json
 import math
@@ -20,6 +21,7 @@ import shlex
 import warnings
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlencode
 
 # %% ../../nbs/59_search.browser.ipynb #84a4752f
@@ -28,12 +30,15 @@ from fastcore.basics import patch
 from fasthtml.common import (
     A, Button, Canvas, Code, Datalist, Div, FastHTML, Figcaption, Figure, Form, H2, Img, Input, Label,
     Option, P, Select, Span)
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from .. import DEFAULT_LOSS
+from ..data.images import small_jpeg
 from ..evaluation.relevance import per_label
+from .folders import nothing_text, search_folder
 from dml_nb.search.mistakes import (
     Collection, class_hues, corrected_table, found_by_name, numeric_settings, shown_losses,
     weights_of)
@@ -387,6 +392,30 @@ def compare(self:Pages, request):
           f'this one. Of {len(both):,} pictures {better:,} are found better as queries.'),
         H2('Most gained'), shown(order[::-1][:30]), H2('Most lost'), shown(order[:30]))
 
+# %% ../../nbs/59_search.browser.ipynb #43067405
+@patch
+def like(self:Pages, sent=None):
+    """A form that takes a picture, and what is like the one that was `sent`. Raises `ValueError` for
+    what is no picture, and for an index without its network."""
+    form = Form(Input(type='file', name='picture', accept='image/*', required=True,
+                      aria_label='a picture'), Button('find what is like it'),
+                method='post', action='/like', enctype='multipart/form-data', cls='bar')
+    if sent is None:
+        return self.page('Your picture', '/like', form)
+    seen = self.collection
+    with TemporaryDirectory() as folder:
+        path = Path(folder)/f'picture{Path(sent.filename).suffix}'
+        path.write_bytes(sent.file.read())
+        answer, = search_folder(seen.out, path, k=24)
+        picture = base64.b64encode(small_jpeg(path)).decode()
+    place = {str(seen.root/path): i for i, path in enumerate(seen.paths)}
+    found = [(place[each['path']], each['similarity']) for each in answer['found']]
+    figures = [figure(seen, i, f'{similarity:.3f}', seen.class_name(i)) for i, similarity in found]
+    own = Figure(Img(src=f'data:image/jpeg;base64,{picture}', alt='the picture that was sent'),
+                 Figcaption(sent.filename), cls='large')
+    return self.page('Your picture', '/like', form, own, H2('like it'),
+                     P(nothing_text(answer)), Div(*figures, cls='grid'))
+
 # %% ../../nbs/59_search.browser.ipynb #7048ace8
 @patch
 def weights(self:Pages, request):
@@ -478,6 +507,12 @@ def create_app(
     async def labels_csv(request):
         return pages.labels_csv(await request.form())
 
+    async def liked(request):
+        sent = (await request.form()).get('picture')
+        if not getattr(sent, 'filename', None):
+            raise ValueError('picture: expected a file, got none')
+        return await run_in_threadpool(pages.like, sent)
+
     def missing(request, error):
         said = error.detail if isinstance(error, HTTPException) else error.args[0]
         return pages.page('Not found', '', P(f'{said}', cls='error'),
@@ -507,6 +542,8 @@ def create_app(
         answers['/compare'] = pages.compare
     for address, answer in answers.items():
         app.router.add_route(address, answer, methods=['GET'])
+    app.router.add_route('/like', lambda request: pages.like(), methods=['GET'])
+    app.router.add_route('/like', liked, methods=['POST'])
     app.router.add_route('/labels.csv', labels_csv, methods=['POST'])
     return app
 

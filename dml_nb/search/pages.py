@@ -28,7 +28,7 @@ from .mistakes import Collection
 
 # %% ../../nbs/58_search.pages.ipynb #c2f5e6df
 LINKS = {'/': 'Map', '/worst': 'Worst queries', '/classes': 'Confused classes',
-         '/labels': 'Doubtful labels', '/weights': 'Pair weights'}
+         '/labels': 'Doubtful labels', '/weights': 'Pair weights', '/like': 'Your picture'}
 #: Why each of them is worth a look.
 WHY = {
     '/': 'Classes that lie in each other are those that a search mixes up: zoom in where they meet '
@@ -40,6 +40,7 @@ WHY = {
     '/labels': 'A wrong label teaches something false and counts as a mistake of the search: '
                'correct it here, and train with the table.',
     '/weights': 'From the pairs with a weight the loss learns, all others it leaves as they are.',
+    '/like': 'A new photograph shows what people who use the search will see.',
     '/compare': 'A mean hides what got worse: look at what was lost before you take the new '
                 'embedding.',
 }

@@ -61,7 +61,7 @@ Modules:
 - `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
 - `dml_nb.papers.dro`: Every table of the DRO paper beside what is measured here, and its claims with verdicts.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
-- `dml_nb.papers.multisimilarity`: The tables and claims of the multi-similarity paper, printed beside measured.
+- `dml_nb.papers.multisimilarity`: The claims of Wang et al. 2019, put to the test on small data.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives

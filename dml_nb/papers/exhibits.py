@@ -115,15 +115,27 @@ class Setting:
     arms:dict=field(default_factory=dict) # name -> (n,) scores by seed, high is good
     floor:float=None # score of the input without training; None: nothing is trained
     untuned:dict=field(default_factory=dict) # name of an arm -> why it is not tuned
+    leader:str='' # the arm that is claimed to be higher
+
+    def below(self) -> list: # names of arms that do not beat their input
+        return [name for name, values in self.arms.items() if self.floor is not None
+                and interval(values)[0] - interval(values)[1] <= self.floor]
+
+    def not_tuned(self) -> list: # names of arms
+        return [name for name in self.arms if name in self.untuned]
 
     def obstacle(self) -> str: # '' where it counts
         "Why it does not count: an arm that does not beat its input, or one that is not tuned."
-        if self.floor is not None:
-            below = [name for name, values in self.arms.items()
-                     if interval(values)[0] - interval(values)[1] <= self.floor]
-            if below:
-                return f"not above its input: {', '.join(below)}"
-        return '; '.join(f'{why}: {name}' for name, why in self.untuned.items() if name in self.arms)
+        if self.below():
+            return f"not above its input: {', '.join(self.below())}"
+        return '' if self.not_tuned() == [self.leader] else self.restriction()
+
+    def restriction(self) -> str: # '' where it counts on both sides
+        "Where only the leader is not tuned, the claim can hold, but not its opposite."
+        names = {}
+        for name in self.not_tuned():
+            names.setdefault(self.untuned[name], []).append(name)
+        return '; '.join(f"{why}: {', '.join(found)}" for why, found in names.items())
 
 
 @dataclass(frozen=True)
@@ -158,14 +170,19 @@ class Claim:
         self,
         record:dict, # content of results/papers/….json
     ) -> 'Question':
-        "What the settings that count are asked; an obstacle where none does."
+        "What the settings that count are asked; an obstacle where none does, or too few."
         settings = self.settings(record)
         why = {name: each.obstacle() for name, each in settings.items()}
-        counted = {name: each.differences for name, each in settings.items() if not why[name]}
+        counted = {name: each for name, each in settings.items() if not why[name]}
         obstacle = self.obstacle
         if not counted and not obstacle:
             obstacle = '. '.join(f'{name}: {reason}' for name, reason in why.items())
-        return Question(counted, self.effect, self.quantifier, obstacle)
+        if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
+            obstacle = f'of {len(settings)} settings only {len(counted)} can count'
+        return Question(
+            {name: each.differences for name, each in counted.items()}, self.effect,
+            self.quantifier, obstacle,
+            '; '.join(filter(None, (each.restriction() for each in counted.values()))))
 
 # %% ../../nbs/69_papers.exhibits.ipynb #e13ffc48
 def pick(
@@ -230,6 +247,7 @@ class Question:
     effect:float # the smallest that matters, in their unit, on both sides
     quantifier:str='average' # one of `QUANTIFIERS`
     obstacle:str='' # why it cannot be tested here
+    restriction:str='' # why its opposite cannot
 
     def __post_init__(self):
         check_choice('quantifier', self.quantifier, *QUANTIFIERS)
@@ -248,7 +266,8 @@ def signed(
     number:float,
     style:str='.1f',
 ) -> str: # with + or −
-    return format(number, f'+{style}').replace('-', '−')
+    text = format(number, f'+{style}')
+    return text.replace('-', '−') if float(text) else text[1:]
 
 
 @dataclass(frozen=True)
@@ -270,7 +289,7 @@ class Outcome:
         if self.reason:
             return self.reason
         low, mean, high = (signed(self.mean + side * self.half, style) for side in (-1, 0, 1))
-        return f'{mean} on average; less than {low} and more than {high} are excluded'
+        return f'{mean} on average; values outside {low} to {high} are excluded'
 
 
 def averaged(
@@ -299,6 +318,8 @@ def both_sides(
     question:Question,
 ) -> tuple: # p of "as claimed, beyond the effect", p of the opposite
     "Small where the claim holds, and where its opposite does."
+    if question.restriction:
+        return both_sides(replace(question, restriction=''))[0], 1.
     effect, kind = question.effect, question.quantifier
     if kind == 'average':
         mean, error, freedom = averaged(question)
@@ -334,8 +355,11 @@ def decide(
         kinds[name] = OUTCOMES[side]
     outcomes = {}
     for name, each in questions.items():
-        if each.obstacle:
-            outcomes[name] = Outcome(OUTCOMES[3], reason=each.obstacle)
+        reason = each.obstacle
+        if each.restriction and kinds.get(name) == OUTCOMES[2]:
+            reason = reason or each.restriction
+        if reason:
+            outcomes[name] = Outcome(OUTCOMES[3], reason=reason)
         else:
             mean, error, freedom = averaged(each)
             half = student.ppf(.975, freedom) * error
@@ -398,8 +422,10 @@ def settings_table(
         arms = '<br>'.join(f'{arm}: {plus_minus(values, claim.style)}'
                            for arm, values in each.arms.items()) or '–'
         floor = '–' if each.floor is None else format(each.floor, claim.style)
+        counts = claim.obstacle and 'no' or each.obstacle() and f'no: {each.obstacle()}' or (
+            each.restriction() and f'only for the claim: {each.restriction()}' or 'yes')
         rows.append([name, f'{len(each.differences)}', arms, floor,
-                     plus_minus(each.differences, claim.style, sign=True), each.obstacle() or 'yes'])
+                     plus_minus(each.differences, claim.style, sign=True), counts])
     return as_markdown(['setting', 'seeds', 'arms', 'input', 'difference', 'counts?'], rows)
 
 
@@ -417,8 +443,8 @@ def claim_table(
     asked = (f'Asked: {claim.asks}, {WORDS[claim.quantifier]}; the smallest effect is '
              f'{claim.effect:g} {claim.unit}.')
     said = outcome.measured(claim.style)
-    if outcome.reason and not claim.obstacle:
-        said = 'no setting counts'
+    if outcome.reason and not any(each.obstacle() == '' for each in claim.settings(record).values()):
+        said = claim.obstacle or 'no setting counts'
     return f'{head} {asked}\n\n{settings_table(claim, record)}\n\n{end}: {said}.'
 
 

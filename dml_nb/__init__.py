@@ -56,7 +56,7 @@ Modules:
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
-- `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
+- `dml_nb.papers.adapted`: The claims of Yu et al. 2018, put to the test on small data.
 - `dml_nb.papers.concordance`: The claims, tables and figures of the paper on concordance, printed beside measured.
 - `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
 - `dml_nb.papers.dro`: Every table of the DRO paper beside what is measured here, and its claims with verdicts.

@@ -112,6 +112,13 @@ def trained(recipes, folder):
     return zip(recipes, results)
 
 
+def facts_of_adapted():
+    "What pixels find without training, in the trainings of figures 4 and 5."
+    return dict(pixels={
+        figure: [adapted._pixel_accuracy(adapted._ten_recipe(figure, 0., seed))
+                 for seed in range(5)] for figure in adapted._TEN})
+
+
 OF = {'000': of_dro, '001': of_multisimilarity, '002': of_discrepancy, '003': of_adapted,
       '004': of_concordance}
 
@@ -131,6 +138,8 @@ def main(arguments=None):
         where = origin()
         record['beyond'] = {key: where[key] for key in ('machine', 'versions', 'code', 'date')}
         record['beyond']['tries'] = tries
+        if paper == '003':
+            record['beyond'] |= facts_of_adapted()
         write_atomically(path, json_bytes(record))
 
 

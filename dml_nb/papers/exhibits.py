@@ -144,7 +144,7 @@ class Claim:
     paper:str # '003'
     text:str # the paper's own words
     place:str # where they stand
-    test:Callable=None # of the content of a file of results: name of a setting -> `Setting`
+    test:Callable=None # of a file's content: name -> `Setting`, or (n,) differences
     tolerance:float=None # as for `judge`
     asks:str='' # in our words: which difference is taken
     errata:tuple=() # entries of the page of errata that touch it
@@ -164,7 +164,10 @@ class Claim:
         self,
         record:dict, # content of results/papers/….json
     ) -> dict: # name -> `Setting`
-        return self.test(record) if self.test else {}
+        "What the test gives; bare differences have no arms."
+        found = self.test(record) if self.test else {}
+        return {name: each if isinstance(each, Setting) else Setting(np.asarray(each))
+                for name, each in found.items()}
 
     def question(
         self,

@@ -119,8 +119,16 @@ def facts_of_adapted():
                  for seed in range(5)] for figure in adapted._TEN})
 
 
+def facts_of_dro():
+    "Recall@1 of the inputs in percent, from the trainings of another paper on the same pictures."
+    start = json.loads(Path('results', 'papers', '001.json').read_text())['start']
+    return dict(inputs={data: start[data]['input'] for data in (dro.BIRDS, dro.CARS, dro.GLYPHS)})
+
+
 OF = {'000': of_dro, '001': of_multisimilarity, '002': of_discrepancy, '003': of_adapted,
       '004': of_concordance}
+
+FACTS = {'000': facts_of_dro, '003': facts_of_adapted}
 
 
 def main(arguments=None):
@@ -138,8 +146,7 @@ def main(arguments=None):
         where = origin()
         record['beyond'] = {key: where[key] for key in ('machine', 'versions', 'code', 'date')}
         record['beyond']['tries'] = tries
-        if paper == '003':
-            record['beyond'] |= facts_of_adapted()
+        record['beyond'] |= FACTS.get(paper, dict)()
         write_atomically(path, json_bytes(record))
 
 

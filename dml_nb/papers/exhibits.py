@@ -412,7 +412,8 @@ def plus_minus(
     sign:bool=False,
 ) -> str: # mean and half the width of its 95 % interval
     mean, half = interval(values)
-    return f"{signed(mean, style) if sign else format(mean, style)} ± {format(half, style)}"
+    text = f"{signed(mean, style) if sign else format(mean, style)} ± {format(half, style)}"
+    return text.replace('-', '−')
 
 
 def settings_table(

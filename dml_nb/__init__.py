@@ -57,7 +57,7 @@ Modules:
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: The claims of Yu et al. 2018, put to the test on small data.
-- `dml_nb.papers.concordance`: The claims, tables and figures of the paper on concordance, printed beside measured.
+- `dml_nb.papers.concordance`: The claims of the 2023 paper on concordance, put to the test on small data.
 - `dml_nb.papers.discrepancy`: The claims of Roy et al. 2022, put to the test on small data.
 - `dml_nb.papers.dro`: The claims of Qi et al. 2020, put to the test on small data.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.

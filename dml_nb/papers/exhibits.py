@@ -164,10 +164,13 @@ class Claim:
         self,
         record:dict, # content of results/papers/….json
     ) -> dict: # name -> `Setting`
-        "What the test gives; bare differences have no arms."
+        "What the test gives; bare differences have no arms, and equality has no leader."
         found = self.test(record) if self.test else {}
-        return {name: each if isinstance(each, Setting) else Setting(np.asarray(each))
-                for name, each in found.items()}
+        found = {name: each if isinstance(each, Setting) else Setting(np.asarray(each))
+                 for name, each in found.items()}
+        if self.quantifier == 'equal':
+            found = {name: replace(each, leader='') for name, each in found.items()}
+        return found
 
     def question(
         self,
@@ -185,7 +188,8 @@ class Claim:
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
             self.quantifier, obstacle,
-            '; '.join(filter(None, (each.restriction() for each in counted.values()))))
+            '; '.join(dict.fromkeys(filter(None, (
+                each.restriction() for each in counted.values())))))
 
 # %% ../../nbs/69_papers.exhibits.ipynb #e13ffc48
 def pick(

@@ -2,9 +2,9 @@
 
 The pages that follow put the five papers to the test. Each holds the paper's tables and figures as
 `Exhibit`s: what was printed, on which lines, and the recipes that measure the same here. And each
-holds the paper's claims as hypotheses: a `Claim` quotes a sentence, says which numbers would
-bear it out, and gets one of three verdicts from `judge`: it holds, it does not, or these runs
-cannot say.
+holds the paper's claims as hypotheses: a `Claim` quotes a sentence and says which numbers would
+bear it out. It gets one of four outcomes: it holds here, its opposite holds here, no difference is
+seen here, or it is not testable here.
 
 Docs: https://dml-nb.github.io/dml_nb/papers.exhibits.html.md"""
 
@@ -37,182 +37,6 @@ from ..experiments.store import Shelf
 from ..experiments.sweeps import run_many
 from ..experiments.trial import recipe_learner, recipe_loaders, recipe_parts, reproducible, run
 
-# %% ../../nbs/69_papers.exhibits.ipynb #c46b2b4c
-KINDS = 'holds', 'does not hold', 'undecided'
-
-
-@dataclass(frozen=True)
-class Verdict:
-    "What the runs say of a claim"
-    kind:str # one of `KINDS`
-    intervals:dict # data set -> (mean, half-width) of the differences
-    runs:int # trainings, or counts, that went in
-
-    def __str__(self):
-        return f"{self.kind} ({'; '.join(self.measured())}; {self.runs} differences)"
-
-    def measured(self) -> list: # of texts
-        "Each data set with its interval."
-        return [f'{name} {mean:+.3g} ± {half:.2g}'
-                for name, (mean, half) in self.intervals.items()]
-
-
-def judge(
-    differences:dict, # data set -> (n,) differences by seed, above 0: as claimed
-    tolerance:float=None, # for claims of equality: how large a difference may be
-) -> Verdict:
-    """Holds: every 95 % interval lies above 0, on two data sets at least. Does not hold: one lies
-    below 0. With `tolerance`: inside ± that, or wholly outside of it.
-
-    Raises `ValueError` for no data set and for fewer than three seeds of one."""
-    if not differences:
-        raise ValueError('differences: expected at least one data set, got none')
-    intervals = {}
-    for name, values in differences.items():
-        if len(values) < 3:
-            raise ValueError(f'differences: expected at least three seeds, got {len(values)}'
-                             f' for {name}')
-        intervals[name] = interval(values)
-    lowest = [mean - half for mean, half in intervals.values()]
-    highest = [mean + half for mean, half in intervals.values()]
-    if tolerance is None:
-        borne_out, refuted = min(lowest) > 0, min(highest) < 0
-    else:
-        borne_out = max(*highest, *(-low for low in lowest)) < tolerance
-        refuted = any(low > tolerance or high < -tolerance for low, high in zip(lowest, highest))
-    kind = 'undecided'
-    if refuted:
-        kind = 'does not hold'
-    elif borne_out and len(intervals) > 1:
-        kind = 'holds'
-    return Verdict(kind, intervals, sum(len(values) for values in differences.values()))
-
-# %% ../../nbs/69_papers.exhibits.ipynb #8ff98654
-def draw_intervals(
-    ax,
-    rows:dict, # name -> (mean, half-width or None), the first one on top; None: a row left empty
-    color, # of all, or a list with one for each row
-    shift:float=0., # downwards, in rows, where several sets share the names
-    marker:str='o',
-    label:str=None, # of the set, in a legend
-):
-    "A point with its bar in each row."
-    colors = [color] * len(rows) if isinstance(color, str) else color
-    for place, (pair, own) in enumerate(zip(rows.values(), colors)):
-        if pair is not None:
-            mean, half = pair
-            ax.errorbar(mean, place + shift, xerr=half, fmt=marker, ms=4, lw=1.3, color=own,
-                        label=label)
-            label = None                                    # once in the legend
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set(ylim=(len(rows) - .5, -.5))
-
-# %% ../../nbs/69_papers.exhibits.ipynb #111b9ec9
-@dataclass(frozen=True)
-class Setting:
-    "One setting that a claim is asked of: by how much, and between which arms"
-    differences:np.ndarray # (n,) by seed, above 0: as claimed
-    arms:dict=field(default_factory=dict) # name -> (n,) scores by seed, high is good
-    floor:float=None # score of the input without training; None: nothing is trained
-    untuned:dict=field(default_factory=dict) # name of an arm -> why it is not tuned
-    leader:str='' # the arm that is claimed to be higher
-
-    def below(self) -> list: # names of arms that do not beat their input
-        return [name for name, values in self.arms.items() if self.floor is not None
-                and interval(values)[0] - interval(values)[1] <= self.floor]
-
-    def not_tuned(self) -> list: # names of arms
-        return [name for name in self.arms if name in self.untuned]
-
-    def obstacle(self) -> str: # '' where it counts
-        "Why it does not count: an arm that does not beat its input, or one that is not tuned."
-        if self.below():
-            return f"not above its input: {', '.join(self.below())}"
-        return '' if self.not_tuned() == [self.leader] else self.restriction()
-
-    def restriction(self) -> str: # '' where it counts on both sides
-        "Where only the leader is not tuned, the claim can hold, but not its opposite."
-        names = {}
-        for name in self.not_tuned():
-            names.setdefault(self.untuned[name], []).append(name)
-        return '; '.join(f"{why}: {', '.join(found)}" for why, found in names.items())
-
-
-@dataclass(frozen=True)
-class Claim:
-    "A sentence of a paper as a hypothesis"
-    paper:str # '003'
-    text:str # the paper's own words
-    place:str # where they stand
-    test:Callable=None # of a file's content: name -> `Setting`, or (n,) differences
-    tolerance:float=None # as for `judge`
-    asks:str='' # in our words: which difference is taken
-    errata:tuple=() # entries of the page of errata that touch it
-    quantifier:str='average' # one of `QUANTIFIERS`
-    effect:float=.5 # the smallest that matters
-    unit:str='points' # of the differences
-    style:str='.1f' # of the numbers
-    obstacle:str='' # why it cannot be tested here, whatever the settings
-
-    def verdict(
-        self,
-        record:dict, # content of results/papers/….json
-    ) -> Verdict:
-        return judge(self.test(record), self.tolerance)
-
-    def settings(
-        self,
-        record:dict, # content of results/papers/….json
-    ) -> dict: # name -> `Setting`
-        "What the test gives; bare differences have no arms, and equality has no leader."
-        found = self.test(record) if self.test else {}
-        found = {name: each if isinstance(each, Setting) else Setting(np.asarray(each))
-                 for name, each in found.items()}
-        if self.quantifier == 'equal':
-            found = {name: replace(each, leader='') for name, each in found.items()}
-        return found
-
-    def question(
-        self,
-        record:dict, # content of results/papers/….json
-    ) -> 'Question':
-        "What the settings that count are asked; an obstacle where none does, or too few."
-        settings = self.settings(record)
-        why = {name: each.obstacle() for name, each in settings.items()}
-        counted = {name: each for name, each in settings.items() if not why[name]}
-        obstacle = self.obstacle
-        if not counted and not obstacle:
-            obstacle = '. '.join(f'{name}: {reason}' for name, reason in why.items())
-        if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
-            obstacle = f'of {len(settings)} settings only {len(counted)} can count'
-        return Question(
-            {name: each.differences for name, each in counted.items()}, self.effect,
-            self.quantifier, obstacle,
-            '; '.join(dict.fromkeys(filter(None, (
-                each.restriction() for each in counted.values())))))
-
-# %% ../../nbs/69_papers.exhibits.ipynb #e13ffc48
-def pick(
-    runs:list, # dictionaries with 'recipe' and 'trained', as `slim` keeps them
-    key:str, # a measure, as 'map@r'
-    **wanted, # fields of the recipe, or keys of its options
-) -> np.ndarray: # (n,) by seed
-    """The measure of all runs whose recipe is as wanted, in order of seeds.
-
-    Raises `ValueError` if there is none, or two for one seed."""
-    found = {}
-    for each in runs:
-        recipe = each['recipe']
-        facts = recipe.get('options', {}) | recipe
-        if all(facts.get(name) == value for name, value in wanted.items()):
-            if recipe['seed'] in found:
-                raise ValueError(f'runs: expected one for each seed, two of seed '
-                                 f"{recipe['seed']} fit {wanted}; name more fields")
-            found[recipe['seed']] = each['trained'][key]
-    if not found:
-        raise ValueError(f'runs: expected one that fits {wanted}, none of {len(runs)} does')
-    return np.array([found[seed] for seed in sorted(found)])
-
 # %% ../../nbs/69_papers.exhibits.ipynb #295fe9c5
 def as_markdown(
     columns:list, # names
@@ -222,21 +46,6 @@ def as_markdown(
     lines = ['| ' + ' | '.join(columns) + ' |', '|---' * len(columns) + '|']
     lines += ['| ' + ' | '.join(row) + ' |' for row in rows]
     return '\n'.join(lines).replace('@', '\\@')
-
-
-def verdict_table(
-    claims:list, # of `Claim`
-    record:dict, # content of results/papers/….json
-) -> str: # Markdown
-    "A row for each claim: its words, the verdict, the intervals it rests on, each on its line."
-    rows = []
-    for claim in claims:
-        verdict = claim.verdict(record)
-        within = '' if claim.tolerance is None else f' (within ± {claim.tolerance:g} expected)'
-        asked = [f'{claim.asks}{within}:'] if claim.asks else []
-        rows.append([f'“{claim.text}” ({claim.place})', f'**{verdict.kind}**',
-                     '<br>'.join(asked + verdict.measured()), f'{verdict.runs}'])
-    return as_markdown(['what the paper says', 'verdict', 'what was measured', 'runs'], rows)
 
 # %% ../../nbs/69_papers.exhibits.ipynb #a1c0de02
 OUTCOMES = ('holds here', 'the opposite holds here', 'no difference seen here',
@@ -373,6 +182,103 @@ def decide(
             outcomes[name] = Outcome(kinds[name], float(mean), float(half))
     return outcomes
 
+# %% ../../nbs/69_papers.exhibits.ipynb #8ff98654
+def draw_intervals(
+    ax,
+    rows:dict, # name -> (mean, half-width or None), the first one on top; None: a row left empty
+    color, # of all, or a list with one for each row
+    shift:float=0., # downwards, in rows, where several sets share the names
+    marker:str='o',
+    label:str=None, # of the set, in a legend
+):
+    "A point with its bar in each row."
+    colors = [color] * len(rows) if isinstance(color, str) else color
+    for place, (pair, own) in enumerate(zip(rows.values(), colors)):
+        if pair is not None:
+            mean, half = pair
+            ax.errorbar(mean, place + shift, xerr=half, fmt=marker, ms=4, lw=1.3, color=own,
+                        label=label)
+            label = None                                    # once in the legend
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(ylim=(len(rows) - .5, -.5))
+
+# %% ../../nbs/69_papers.exhibits.ipynb #111b9ec9
+@dataclass(frozen=True)
+class Setting:
+    "One setting that a claim is asked of: by how much, and between which arms"
+    differences:np.ndarray # (n,) by seed, above 0: as claimed
+    arms:dict=field(default_factory=dict) # name -> (n,) scores by seed, high is good
+    floor:float=None # score of the input without training; None: nothing is trained
+    untuned:dict=field(default_factory=dict) # name of an arm -> why it is not tuned
+    leader:str='' # the arm that is claimed to be higher
+
+    def below(self) -> list: # names of arms that do not beat their input
+        return [name for name, values in self.arms.items() if self.floor is not None
+                and interval(values)[0] - interval(values)[1] <= self.floor]
+
+    def not_tuned(self) -> list: # names of arms
+        return [name for name in self.arms if name in self.untuned]
+
+    def obstacle(self) -> str: # '' where it counts
+        "Why it does not count: an arm that does not beat its input, or one that is not tuned."
+        if self.below():
+            return f"not above its input: {', '.join(self.below())}"
+        return '' if self.not_tuned() == [self.leader] else self.restriction()
+
+    def restriction(self) -> str: # '' where it counts on both sides
+        "Where only the leader is not tuned, the claim can hold, but not its opposite."
+        names = {}
+        for name in self.not_tuned():
+            names.setdefault(self.untuned[name], []).append(name)
+        return '; '.join(f"{why}: {', '.join(found)}" for why, found in names.items())
+
+
+@dataclass(frozen=True)
+class Claim:
+    "A sentence of a paper as a hypothesis"
+    paper:str # '003'
+    text:str # the paper's own words
+    place:str # where they stand
+    test:Callable=None # of a file's content: name -> `Setting`, or (n,) differences
+    asks:str='' # in our words: which difference is taken
+    errata:tuple=() # entries of the page of errata that touch it
+    quantifier:str='average' # one of `QUANTIFIERS`
+    effect:float=.5 # the smallest that matters
+    unit:str='points' # of the differences
+    style:str='.1f' # of the numbers
+    obstacle:str='' # why it cannot be tested here, whatever the settings
+
+    def settings(
+        self,
+        record:dict, # content of results/papers/….json
+    ) -> dict: # name -> `Setting`
+        "What the test gives; bare differences have no arms, and equality has no leader."
+        found = self.test(record) if self.test else {}
+        found = {name: each if isinstance(each, Setting) else Setting(np.asarray(each))
+                 for name, each in found.items()}
+        if self.quantifier == 'equal':
+            found = {name: replace(each, leader='') for name, each in found.items()}
+        return found
+
+    def question(
+        self,
+        record:dict, # content of results/papers/….json
+    ) -> 'Question':
+        "What the settings that count are asked; an obstacle where none does, or too few."
+        settings = self.settings(record)
+        why = {name: each.obstacle() for name, each in settings.items()}
+        counted = {name: each for name, each in settings.items() if not why[name]}
+        obstacle = self.obstacle
+        if not counted and not obstacle:
+            obstacle = '. '.join(f'{name}: {reason}' for name, reason in why.items())
+        if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
+            obstacle = f'of {len(settings)} settings only {len(counted)} can count'
+        return Question(
+            {name: each.differences for name, each in counted.items()}, self.effect,
+            self.quantifier, obstacle,
+            '; '.join(dict.fromkeys(filter(None, (
+                each.restriction() for each in counted.values())))))
+
 # %% ../../nbs/69_papers.exhibits.ipynb #e0a65fe3
 WORDS = dict(average='on average over the settings', most='in more than half of the settings',
              all='in every setting', equal='in every setting no further from 0 than that')
@@ -476,6 +382,28 @@ def outcome_table(
         rows.append([f'{number}', claim.asks or f'“{claim.text}”', f'**{outcome.kind}**',
                      outcome.measured(claim.style) + unit])
     return as_markdown(['', 'asked', 'outcome', 'measured, or why not'], rows)
+
+# %% ../../nbs/69_papers.exhibits.ipynb #e13ffc48
+def pick(
+    runs:list, # dictionaries with 'recipe' and 'trained', as `slim` keeps them
+    key:str, # a measure, as 'map@r'
+    **wanted, # fields of the recipe, or keys of its options
+) -> np.ndarray: # (n,) by seed
+    """The measure of all runs whose recipe is as wanted, in order of seeds.
+
+    Raises `ValueError` if there is none, or two for one seed."""
+    found = {}
+    for each in runs:
+        recipe = each['recipe']
+        facts = recipe.get('options', {}) | recipe
+        if all(facts.get(name) == value for name, value in wanted.items()):
+            if recipe['seed'] in found:
+                raise ValueError(f'runs: expected one for each seed, two of seed '
+                                 f"{recipe['seed']} fit {wanted}; name more fields")
+            found[recipe['seed']] = each['trained'][key]
+    if not found:
+        raise ValueError(f'runs: expected one that fits {wanted}, none of {len(runs)} does')
+    return np.array([found[seed] for seed in sorted(found)])
 
 # %% ../../nbs/69_papers.exhibits.ipynb #bca820ef
 STATUS = 'run', 'stand-in', 'not runnable'
@@ -681,36 +609,6 @@ def as_text(
     if style is None:
         return f'{value:.4g}' if isinstance(value, float) else f'{value}'
     return format(value, style)
-
-# %% ../../nbs/69_papers.exhibits.ipynb #a3386130
-def shown(
-    exhibit:Exhibit,
-    found:dict, # from `reproduce`
-    table:str=None, # Markdown; None: printed beside measured
-) -> str: # Markdown
-    "What it is, where it is printed, what stands in, and the table."
-    errata = f" Errata: {', '.join(exhibit.errata)}." if exhibit.errata else ''
-    trained = f" {found['trainings']} trainings." if found['trainings'] else ''
-    note = exhibit.note and f": {exhibit.note.rstrip('.')}"
-    head = f'*{exhibit.title}* ({exhibit.source} of the text). Status: **{exhibit.status}**{note}.'
-    table = as_markdown(*beside(exhibit, found['rows'])) if table is None else table
-    return f'{head}{trained}{errata}\n\n{table}'
-
-
-def overview(
-    exhibits:list, # of `Exhibit`
-    found:dict, # name -> what `reproduce` gave, where it was run
-) -> str: # Markdown
-    "A row for each table and figure."
-    rows = []
-    for exhibit in exhibits:
-        cost = found.get(exhibit.name, dict(trainings=0, seconds=0.))
-        minutes = f"{cost['seconds'] / 60:.1f}" if cost['seconds'] >= 3 else ''
-        rows.append([exhibit.name, exhibit.title, exhibit.source, exhibit.status,
-                     f"{cost['trainings'] or ''}", minutes, ', '.join(exhibit.errata)])
-    columns = ['exhibit', 'what it shows', 'in the text', 'status', 'trainings', 'minutes',
-               'errata']
-    return as_markdown(columns, rows)
 
 # %% ../../nbs/69_papers.exhibits.ipynb #4e6a23d1
 PAPERS = {

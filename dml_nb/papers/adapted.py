@@ -38,7 +38,8 @@ from ..experiments.store import Shelf, kept_path, run_key
 from ..experiments.trial import fit
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
-from .exhibits import Claim, Exhibit, Setting, kept, pick, printed_rows, ready
+from .exhibits import (
+    OWN_DATA, Claim, Exhibit, Setting, kept, pick, printed_rows, ready, why_untuned)
 from ..evaluation.retrieval import evaluate
 from ..data.samplers import ClassBatchSampler
 
@@ -678,15 +679,12 @@ def _of_random(record) -> dict:
 
 
 def _not_tuned(record, figure, arm) -> str: # '' if it is
-    "Whether the chosen rate lies between two that are worse on validation pictures."
     values = {float(lr): list(found) for lr, found in record['tuning'][figure][arm].items()}
     for one in record['beyond']['tries']:
         if (one['data'], one['method']) == (figure, arm):
             values.setdefault(one['lr'], []).append(one['value'])
-    mean, chosen = {lr: np.mean(each) for lr, each in values.items()}, record['chosen'][figure][arm]
-    if max(mean, key=mean.get) != chosen:
-        return 'a rate tried later is better'
-    return 'best rate at the edge' if chosen in (min(mean), max(mean)) else ''
+    mean = {lr: np.mean(each) for lr, each in values.items()}
+    return why_untuned(mean, record['chosen'][figure][arm])
 
 
 def _of_hardest(record) -> dict:
@@ -787,7 +785,6 @@ def _claim(name, test, asks, **more) -> Claim:
     return Claim('003', text, place, test, asks=asks, **more)
 
 
-_OWN_DATA = "it reports what the authors saw on their own data"
 _SMALL_PART = ('with the sum over triplets, as printed, the correction is a tiny part of the '
                'gradient, and with a mean nothing was trained')
 _MANY = 'random triplets were trained on ten classes only, and the sentence is about many'
@@ -807,8 +804,8 @@ CLAIMS = [
     _claim('trade-off', _of_trade_off, 'accuracy at the end, λ = 2 less λ = 5',
            obstacle=_SMALL_PART),
     _claim('fall', _of_fall, 'accuracy of λ = 0 at 80 % of the iterations less that at the end',
-           obstacle=_OWN_DATA),
-    _claim('no fall', _of_no_fall, 'the same fall, λ = 0 less λ = 2', obstacle=_OWN_DATA),
+           obstacle=OWN_DATA),
+    _claim('no fall', _of_no_fall, 'the same fall, λ = 0 less λ = 2', obstacle=OWN_DATA),
     _claim('margins', _of_margins, 'silhouette of the worst separated class, λ = 2 less λ = 0',
            style='.3f', obstacle=_SMALL_PART),
     _claim('all K', _of_all_k, 'Recall, λ = .01 less λ = 0', errata=('D8',), quantifier='all',

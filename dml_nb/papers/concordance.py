@@ -30,7 +30,8 @@ from ..experiments.statistics import interval
 from ..experiments.store import Shelf
 from ..experiments.trial import fit
 from ..losses.concordance import CIT, concordance, generalization_bound
-from .exhibits import Claim, Exhibit, Setting, key_of, printed_rows, ready, slim
+from .exhibits import (
+    OWN_DATA, Claim, Exhibit, Setting, key_of, printed_rows, ready, slim, why_untuned)
 
 # %% ../../nbs/74_papers.concordance.ipynb #3bd21d7d
 PRINTED = {name: printed_rows(f'concordance/{name}', 'loss network data') for name in (
@@ -524,10 +525,6 @@ def _by_seed(
     seeds = sorted(set.intersection(*map(set, scores)))
     return np.array([combine(*(of[seed] for of in scores)) for seed in seeds])
 
-
-def _minus(a, b) -> np.ndarray:
-    return _by_seed(lambda x, y: x - y, a, b)
-
 # %% ../../nbs/74_papers.concordance.ipynb #cec413d0
 def _mean(scores:dict) -> float:
     return float(np.mean(list(scores.values())))
@@ -569,14 +566,8 @@ def _tried_rates(
 
 
 def _not_tuned(file, data, loss, value) -> str: # '' if it is
-    "Whether the rate that was used lies between two that are worse."
-    rates = _tried_rates(file, data, loss, value)
     used = OTHER_RATES.get((data, loss), RATES[data])
-    if not rates:
-        return 'no search of its own'
-    if max(rates, key=rates.get) != used:
-        return 'a rate tried later is better'
-    return 'best rate at the edge' if used in (min(rates), max(rates)) else ''
+    return why_untuned(_tried_rates(file, data, loss, value), used)
 
 
 def _against(
@@ -703,7 +694,6 @@ def _claim(text, place, asks='', test=None, **settings):
 
 _ONE_RATE = 'all of them share one rate, and each does better at another'
 _MARGINS = 'all margins share one rate, which was chosen for none of them'
-_OWN_DATA = 'it reports what the authors saw on their own data'
 _FEATURES = ('only a linear map of ready features was trained, and the directions of their variance '
              'are those of the features')
 _THEOREM = 'a theorem is proved or refuted, not sampled'
@@ -717,7 +707,7 @@ CLAIMS = [
     _claim('different violation margins can bring significant differences in performance',
            'section 3.2', 'mAP, best less worst of three margins', margins_matter,
            obstacle=_MARGINS),
-    _claim('the most prominent are Angular and Circle', 'section 3.2', obstacle=_OWN_DATA),
+    _claim('the most prominent are Angular and Circle', 'section 3.2', obstacle=OWN_DATA),
     _claim('our CIT exhibits significant advantages against ST', 'section 3.2',
            'Recall@1, CIT less SoftTriple', beats(('soft_triple', None), 'recall@1')),
     _claim('the hyper-parameter γ in our CIT loss has little effect on the performance',

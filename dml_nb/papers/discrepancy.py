@@ -38,8 +38,9 @@ from ..experiments.store import Shelf, kept_path, run_key, run_path
 from ..experiments.sweeps import choose
 from ..experiments.trial import kept_run
 from ..data.noise import asymmetric_noise, symmetric_noise
-from .exhibits import (
-    Claim, Exhibit, Setting, adding_up, by_recipe, kept, key_of, printed_rows, scores)
+from dml_nb.papers.exhibits import (
+    OWN_DATA, Claim, Exhibit, Setting, adding_up, by_recipe, kept, key_of, printed_rows, scores,
+    why_untuned)
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #57c95ebc
 _LOCAL_NAMES = ['Trip', 'NP', 'Ang', 'Ang_NP']
@@ -58,15 +59,12 @@ _PRINTED_4 = printed_rows('discrepancy/table4')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f3bdd4ea
 _PRINTED_2 = printed_rows('discrepancy/table2')
-_LAMBDAS = [0., .01, .1, .2, .5, .7, 1., 5.]
-_COLUMNS_3 = [f'λ = {lam:g}' for lam in _LAMBDAS]
 _PRINTED_3 = printed_rows('discrepancy/table3')
 _PRINTED_SIZES = printed_rows('discrepancy/embedding_size')
 _PRINTED_BATCH = printed_rows('discrepancy/batch_size', 'batch')
 _PRINTED_TIME = printed_rows('discrepancy/time')
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #0e023e48
-_RETRIEVAL_COLUMNS = ['NMI', 'R@1', 'R@2', 'R@4']
 _PRINTED_5 = printed_rows('discrepancy/table5', 'method labels')
 _PRINTED_6 = printed_rows('discrepancy/table6', 'method labels')
 
@@ -677,17 +675,12 @@ def _not_tuned(
     local:str,
     term:str='', # '' or a term beside it
 ) -> str: # '' if it is
-    "Whether the chosen rate lies between two that are worse; of λ only two values were tried."
+    "A term was tried with two values of λ, at the rate of its loss."
     if term:
         return _not_tuned(file, data, local) or 'two values of λ tried'
     rates = {one['lr']: one['value'] for one in file['beyond']['tries'] + file['tries']
              if (one['data'], one['method']) == (data, local)}
-    chosen = _CHOSEN[data][local][0]
-    if max(rates.values()) > rates[chosen] + 1e-5:              # values are rounded
-        return 'a rate tried later is better'
-    beside = [rate for rate in rates if rates[rate] < rates[chosen] - 1e-5]
-    inside = beside and min(beside) < chosen < max(beside)
-    return '' if inside else 'best rate at the edge'
+    return why_untuned(rates, _CHOSEN[data][local][0])
 
 
 def _added(
@@ -763,7 +756,6 @@ _CLEAN = ('enforcing discrepancy between the distributions of the class-wise emb
 _PHOTO = ('adding both L^L and L^W (so as to introduce class-wise discrepancy constraints) leads '
           'to superior NMI and R@K metrics for both the datasets across most of the settings')
 _POINTS = 'accuracy that the term adds to a loss'
-_OWN_DATA = 'it reports what the authors saw on their own data'
 _ONE_RATE = 'the terms alone share one rate, which was chosen for none of them'
 _SEPARATION = ('it is said of the term beside a local loss, and nothing was measured here that is '
                'largest where classes stand farthest apart')
@@ -794,13 +786,13 @@ CLAIMS = [
            'maximizes the separation between them', 'section 3, line 106', errata=('C17',),
            obstacle=_SEPARATION),
     _claim('the classification accuracy increases when λ is increased from 0.01',
-           'section 7, line 268', errata=('C19',), obstacle=_OWN_DATA),
+           'section 7, line 268', errata=('C19',), obstacle=OWN_DATA),
     _claim('Thereafter it drops when λ is increased beyond 1.0', 'section 7, line 268',
-           obstacle=_OWN_DATA),
+           obstacle=OWN_DATA),
     _claim('a 64 dimensional embedding space obtains superior results for L^W',
-           'section 7, line 280', errata=('C19',), obstacle=_OWN_DATA),
+           'section 7, line 280', errata=('C19',), obstacle=OWN_DATA),
     _claim('DCDL is able to approximate the underlying distribution with fewer samples per '
-           'mini-batch', 'section 7, line 282', obstacle=_OWN_DATA),
+           'mini-batch', 'section 7, line 282', obstacle=OWN_DATA),
     _claim('the additional computational overhead of SD is very small', 'section 7, line 284',
            _small_overhead, 'by how much a step of VGG-9 is longer with L^W', quantifier='equal',
            effect=15., unit='percent'),

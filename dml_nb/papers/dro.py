@@ -33,7 +33,7 @@ from ..losses import (
     DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity)
 from ..losses.dro import MarginPair, SemiHardPairs, Uniform
 from .exhibits import (
-    Claim, Exhibit, Setting, by_recipe, key_of, printed_rows, scores)
+    OWN_DATA, Claim, Exhibit, Setting, by_recipe, key_of, printed_rows, scores, why_untuned)
 
 # %% ../../nbs/70_papers.dro.ipynb #b742fe7e
 RANKS = 1, 2, 4, 8, 16, 32
@@ -330,7 +330,6 @@ def rows_of(
 
 # %% ../../nbs/70_papers.dro.ipynb #9625cdae
 NAMES = {BIRDS: 'birds', CARS: 'cars', GLYPHS: 'characters'}
-ALONE = 'no search of its own'
 
 
 def recall(
@@ -369,14 +368,8 @@ def not_tuned(
     data:str,
     row:str, # a method
 ) -> str: # '' if it is
-    "Whether the chosen rate lies between two that are worse."
     rates = tried_rates(file, exhibit, data, row)
-    chosen = recipes_of(exhibit)[data, row][0].lr
-    if not rates:
-        return ALONE
-    if max(rates, key=rates.get) != chosen:
-        return 'a rate tried later is better'
-    return 'best rate at the edge' if chosen in (min(rates), max(rates)) else ''
+    return why_untuned(rates, recipes_of(exhibit)[data, row][0].lr)
 
 
 def between(
@@ -536,7 +529,6 @@ ABLE = ('it says that other losses of a pair can be used, which is so by constru
         'between two of them would not refute it')
 NO_ANCHORS = 'no method goes anchor by anchor here'
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
-OWN_DATA = 'it reports what the authors saw on their own data'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'
 claim = partial(Claim, '000')
 CLAIMS = [

@@ -33,7 +33,7 @@ from ..experiments.trial import fit
 from ..losses.catalogue import LOSSES
 from ..losses.multisimilarity import MultiSimilarityMiner, similarities_seen
 from .exhibits import (
-    Claim, Exhibit, Setting, by_recipe, kept, printed_rows, ready, scores)
+    OWN_DATA, Claim, Exhibit, Setting, by_recipe, kept, printed_rows, ready, scores, why_untuned)
 
 # %% ../../nbs/71_papers.multisimilarity.ipynb #5769f870
 PAPER = '001'
@@ -469,11 +469,7 @@ def not_tuned(
     data:str,
     method:str,
 ) -> str: # '' if it is
-    "Whether the chosen rate lies between two that are worse."
-    rates, chosen = tried_rates(record, data, method), CHOSEN[data][method][0]
-    if max(rates, key=rates.get) != chosen:
-        return 'a rate tried later is better'
-    return 'best rate at the edge' if chosen in (min(rates), max(rates)) else ''
+    return why_untuned(tried_rates(record, data, method), CHOSEN[data][method][0])
 
 
 def lead(
@@ -521,7 +517,7 @@ def slope(
     return np.polyfit(np.log2(grid), np.array(values), 1)[0]
 
 
-ALONE = 'no search of its own'
+ALONE = why_untuned({}, 0.)
 
 
 def over_sizes(
@@ -590,7 +586,6 @@ def empty_batches(record):
 # %% ../../nbs/71_papers.multisimilarity.ipynb #999bc4f0
 SINGLE = 'LiftedStruct*', 'MS mining'
 DOUBLING = 'points for each doubling'
-OWN_DATA = 'it reports what the authors saw on their own data'
 CLAIMS = [
     Claim(PAPER, 'the proposed MS loss achieves the best performance among these methods',
           'section 5.1', ahead('MS', [name for name in METHODS if name != 'MS']),

@@ -144,12 +144,7 @@ _TERMS_OF = {
     'L^L': _term('mmd', kernel='laplacian', sigma=.05),
     'L^G': _term('mmd', kernel='gaussian', sigma=.05),
     'L^W': _term('wasserstein', eps=2.5e-3),
-    'L^SD': _term('sinkhorn', eps=2.5e-3),
-    'L^L, σ = 0.5': _term('mmd', kernel='laplacian', sigma=.5),
-    'L^W, ε = 0.1': _term('wasserstein', eps=.1),
-    'L^SD, ε = 0.1': _term('sinkhorn', eps=.1),
 }
-_VARIANTS = ('L^W', 'L^SD', 'L^W, ε = 0.1', 'L^SD, ε = 0.1', 'L^L', 'L^L, σ = 0.5')
 _NOISE = {
     'clean': [],
     'symmetric 0.1': ['symmetric', .1],
@@ -365,21 +360,6 @@ def _cases_entropy() -> list:
     return [(_method('CE', term), f'{data}, clean', _final(data, 'CE', term))
             for data in _CLASSIFIED for term in _TERM_NAMES]
 
-
-def _variant(
-    data:str,
-    term:str, # a name in `_VARIANTS`, or ''
-) -> list: # of `Recipe`
-    "With the setting that was chosen for L^W or L^L, so that only the divergence differs."
-    base = term and ('L^L' if term.startswith('L^L') else 'L^W')
-    rate, lam = _CHOSEN[data][_method('Trip', base)]
-    return [_recipe(data, 'Trip', term, lam, lr=rate, seed=seed) for seed in _SEEDS[data]]
-
-
-def _cases_variants() -> list:
-    return [(_method('Trip', term), f'{data}, clean', _variant(data, term))
-            for data in _CLASSIFIED for term in ('', *_VARIANTS)]
-
 # %% ../../nbs/72_papers.discrepancy.ipynb #214459cd
 _ROUNDS = 5 # of timing
 
@@ -510,7 +490,7 @@ def _figures() -> list: # of `Exhibit`
 _CASES = dict(
     table1=partial(_cases_probe, _NOISY_LABELS), table2=_cases_alone, table3=_cases_3,
     table4=partial(_cases_probe, 'clean'), embedding_size=_cases_sizes, batch_size=_cases_batch,
-    cross_entropy=_cases_entropy, divergence=_cases_variants)
+    cross_entropy=_cases_entropy)
 
 
 def _small(
@@ -546,8 +526,6 @@ def _tables_small() -> list: # of `Exhibit`
             measure=_time_rows),
         _small('cross_entropy', 'Accuracy with cross-entropy, %', [], 'lines 44, 165', ('C5',),
                'the paper prints no numbers. '),
-        _small('divergence', 'Accuracy with equation 11, 13 or a wider kernel, %', [],
-               'lines 194-226', ('C1', 'C5', 'C6'), 'a question of ours. '),
     ]
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #f8ca0c94

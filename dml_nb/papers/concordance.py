@@ -539,11 +539,11 @@ def _ranked(
                   key=lambda v: _mean(_scores(file, data, 'map', loss, v, part='valid')))
 
 
-def _margin_gap(file, data, loss) -> dict:
-    "By seed, the mAP that the worst of three margins loses; the validation classes say which."
+def _margin_gap(file, data, loss) -> np.ndarray: # (n,) points of mAP by seed
+    "What the worst of three margins loses; the validation classes say which that is."
     worst, _, best = _ranked(file, data, loss)
     best, worst = (_scores(file, data, 'map', loss, value) for value in (best, worst))
-    return {seed: best[seed] - worst[seed] for seed in best.keys() & worst.keys()}
+    return _by_seed(lambda one, other: 100 * (one - other), best, worst)
 
 
 def _best_rival(file, data) -> tuple: # loss and value
@@ -612,13 +612,13 @@ def outperforms(file):
 
 def margins_matter(file):
     "What the worst of three margins loses, for Angular and for Circle."
-    return {f'{SETS[data]}, {TITLES[loss]}': 100 * np.array([*_margin_gap(file, data, loss).values()])
+    return {f'{SETS[data]}, {TITLES[loss]}': _margin_gap(file, data, loss)
             for data in FROZEN for loss in ('angular', 'circle')}
 
 
 def gamma_matters_little(file):
     "What the worst of three γ loses."
-    return {SETS[data]: 100 * np.array([*_margin_gap(file, data, 'cit').values()]) for data in FROZEN}
+    return {SETS[data]: _margin_gap(file, data, 'cit') for data in FROZEN}
 
 
 def beats(rival, key, sets=FROZEN):
@@ -677,8 +677,8 @@ def _claim(text, place, asks='', test=None, **settings):
 
 _ONE_RATE = 'all of them share one rate, and each does better at another'
 _MARGINS = 'all margins share one rate, which was chosen for none of them'
-_FEATURES = ('only a linear map of ready features was trained, and the directions of their variance '
-             'are those of the features')
+_FEATURES = ('only a linear map of ready features was trained, and the directions of their '
+             'variance are those of the features')
 _THEOREM = 'a theorem is proved or refuted, not sampled'
 
 CLAIMS = [

@@ -525,8 +525,8 @@ def step_times(
 
 # %% ../../nbs/70_papers.dro.ipynb #b90857f9
 UNTUNED = 'all methods share one rate, which was chosen for none of them'
-ABLE = ('it says that other losses of a pair can be used, which is so by construction; a difference '
-        'between two of them would not refute it')
+ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
+        'difference between two of them would not refute it')
 NO_ANCHORS = 'no method goes anchor by anchor here'
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'

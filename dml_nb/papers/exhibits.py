@@ -312,10 +312,11 @@ def in_a_sentence(
 ) -> str:
     "How many of the claims have which outcome."
     kinds = [outcome.kind for outcome in outcomes]
-    holds, opposite, neither, not_here = ([kinds.count(kind) for kind in OUTCOMES])
-    return (f"Of {len(kinds)} claims {holds or 'none'} {'hold' if holds > 1 else 'holds'} here, in "
-            f"{opposite or 'none'} the opposite holds, in {neither or 'none'} no difference is seen, "
-            f"and {not_here or 'none'} cannot be tested here.")
+    counts = [kinds.count(kind) for kind in OUTCOMES]
+    verb = 'hold' if counts[0] > 1 else 'holds'
+    holds, opposite, neither, not_here = (count or 'none' for count in counts)
+    return (f'Of {len(kinds)} claims {holds} {verb} here, in {opposite} the opposite holds, in '
+            f'{neither} no difference is seen, and {not_here} cannot be tested here.')
 
 
 def asked_table(
@@ -372,7 +373,7 @@ def claim_table(
     asked = (f'Asked: {claim.asks}, {WORDS[claim.quantifier]}; the smallest effect is '
              f'{claim.effect:g} {claim.unit}.')
     said = outcome.measured(claim.style)
-    if outcome.reason and not any(each.obstacle() == '' for each in claim.settings(record).values()):
+    if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'
     return f'{head} {asked}\n\n{settings_table(claim, record)}\n\n{end}: {said}.'
 

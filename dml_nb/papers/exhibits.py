@@ -375,7 +375,8 @@ def claim_table(
     said = outcome.measured(claim.style)
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'
-    return f'{head} {asked}\n\n{settings_table(claim, record)}\n\n{end}: {said}.'
+    head = f'{head} {asked}'.replace('@', '\\@')
+    return f'{head}\n\n{settings_table(claim, record)}\n\n{end}: {said}.'
 
 
 def claim_tables(

@@ -59,12 +59,12 @@ Modules:
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
-- `dml_nb.papers.adapted`: What correcting a selection of triplets changes: each table, figure and claim, measured.
-- `dml_nb.papers.concordance`: The claims, tables and figures of the paper on concordance, printed beside measured.
-- `dml_nb.papers.discrepancy`: What the DCDL paper prints, what it claims, and what small runs say of both.
-- `dml_nb.papers.dro`: Every table of the DRO paper beside what is measured here, and its claims with verdicts.
+- `dml_nb.papers.adapted`: The claims of Yu et al. 2018, put to the test on small data.
+- `dml_nb.papers.concordance`: The claims of the 2023 paper on concordance, put to the test on small data.
+- `dml_nb.papers.discrepancy`: The claims of Roy et al. 2022, put to the test on small data.
+- `dml_nb.papers.dro`: The claims of Qi et al. 2020, put to the test on small data.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
-- `dml_nb.papers.multisimilarity`: The tables and claims of the multi-similarity paper, printed beside measured.
+- `dml_nb.papers.multisimilarity`: The claims of Wang et al. 2019, put to the test on small data.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives

@@ -47,13 +47,16 @@ def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another()
     (discrepancy._NOISY_LABELS, 'clean'), ('clean', discrepancy._NOISY_LABELS)])
 def test_a_gain_is_measured_among_runs_with_the_same_labels(labels, others):
     "Nothing that was found with the others goes in"
+    runs = by_recipe(file['runs'])
+    for _, _, recipes in discrepancy._cases_probe(others):
+        for recipe in recipes:
+            old = runs[key_of(recipe)]
+            runs[key_of(recipe)] = old | dict(trained=dict(probe=np.nan))
+    other = file | dict(runs=list(runs.values()))
     for data in discrepancy._CLASSIFIED:
-        runs = by_recipe(file['runs'])
-        found = discrepancy._gain(runs, data, 'L^W', kinds=(labels,))
-        for _, _, recipes in discrepancy._cases_probe(others):
-            for recipe in recipes:
-                runs[key_of(recipe)] = dict(trained=dict(probe=np.nan))
-        np.testing.assert_array_equal(discrepancy._gain(runs, data, 'L^W', kinds=(labels,)), found)
+        found, again = (discrepancy._added(each, data, 'Trip', 'L^W', labels=labels)
+                        for each in (file, other))
+        np.testing.assert_array_equal(found.differences, again.differences)
 
 
 def test_images_that_choose_and_images_that_measure_are_different():

@@ -1,7 +1,7 @@
-"""Who selects triplets also selects images: the shift between the two, as a loss.
+"""Selecting triplets also selects images: this loss corrects the shift between the two.
 
-A selection of triplets shows some images of a class often and others never, so the loss is
-trained on other data than the batch. The adapted triplet loss adds the distance between the
+A selection of triplets shows some images of a class often and others never, so the
+network trains on other data than the batch. The adapted triplet loss adds the distance between the
 class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
 Selection Bias for Triplet Loss*, ECCV 2018. Here that term, `SelectionBias`, takes
 any selection or miner of the package, which the paper leaves to future work. After this page you

@@ -1,7 +1,7 @@
-"""A triplet is a triangle. All triplets of a batch, without listing them.
+"""A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 
-The angular loss asks that the angle at the negative, in the triangle of an anchor, its positive
-and a negative, be small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
+An anchor, its positive and a negative form a triangle. The angular loss makes its angle at the
+negative small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
 and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with
 N-pairs in S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
 Sinkhorn Divergences*, 2022, equations 3 and 4. After this page you can derive

@@ -1,12 +1,12 @@
-"""How often a stranger is nearer than a friend, as a loss and as a measure.
+"""How often a negative is nearer than a positive, as a loss and as a measure.
 
 A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
 The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
 concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
-here, exactly, without listing them. From: anonymous authors, *Triplet Similarity Learning on
+here, exactly, without listing them. Source: anonymous authors, *Triplet Similarity Learning on
 Concordance Constraint*, under review, eqs. 3 to 18. After this page you can derive
-the loss's weights, watch the order of a batch or of a whole gallery with an interval, and tell
-which of the paper's bounds hold.
+the loss's weights, measure the order of a batch, or of a whole gallery with an interval, and
+tell which of the paper's bounds hold.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.concordance.html.md"""
 

@@ -1,14 +1,14 @@
 """InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 
-Eight losses that people train with today. InfoNCE (van den Oord, Li and Vinyals, 2018) is the
+This page has eight losses in common use. InfoNCE (van den Oord, Li and Vinyals, 2018) is the
 loss of self-supervised and of image-text training. SupCon (Khosla et al., 2020) is its form for
 classes. SigLIP (Zhai et al., 2023) judges each pair of an image and a text by itself. Circle (Sun
 et al., 2020), intra-pair variance and the tuplet margin (both Yu and Tao, 2019), the centroid
 triplet (Wieczorek et al., 2021) and the margin loss (Wu et al., 2017) are made for retrieval. All
 are functions of S, the similarities of a batch, so each is known by its value and by its pair
 weights, the derivative of the value by S. After this page you can train two encoders against each
-other in blocks, say what a detached weight does to a gradient, and tell which of two libraries is
-right where they differ.
+other in blocks, explain what a detached weight does to a gradient, and decide which of two
+libraries is right where they differ.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.contrastive.html.md"""
 

@@ -5,8 +5,8 @@ all other images of the batch, class by class, by optimal transport or by a kern
 them apart. The equations are 1, 2, 5 and 11 to 16 of S. K. Roy, Y. Han, M. Harandi and L.
 Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
 paper). After this page you can read a transport plan as pair weights, add the
-discrepancy to any loss at the price of a few passes, and say what it does to the classes and
-what it leaves to the local loss.
+discrepancy to any loss at the price of a few passes, and say what it does to the classes
+and what it leaves to the local loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.discrepancy.html.md"""
 

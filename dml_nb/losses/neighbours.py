@@ -1,7 +1,7 @@
 """One positive against all negatives, and all positives against all.
 
-N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component
-analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one
+N-pairs requires every positive to beat all negatives at once. NCA (neighbourhood component
+analysis) requires a random neighbour, drawn by softmax, to have the right class. Both are one
 softplus of log-sums. The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
 *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, eq. 3, and
 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair

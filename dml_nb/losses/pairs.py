@@ -2,7 +2,7 @@
 
 Contrastive and binomial losses weight a pair by its own similarity and by nothing else;
 BinLifted averages the binomial weight with one that compares the pair with its rivals;
-`EqualWeights` weights what a miner keeps, all alike. X. Wang, X. Han, W. Huang, D. Dong and M.
+`EqualWeights` gives all pairs that a miner keeps the same weight. X. Wang, X. Han, W. Huang, D. Dong and M.
 R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019,
 equations 4, 9, 10, and its supplement, equations 10 and 11. After this page
 you can prove each weight, run the losses with any miner, and show from the weights where an

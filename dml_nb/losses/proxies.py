@@ -7,8 +7,8 @@ all classes, at every step. Proxy-NCA (Movshovitz-Attias et al., 2017), the norm
 several centres (Deng et al., 2020), SoftTriple (Qian et al., 2019) and Proxy-Anchor (Kim et
 al., 2020) all do this. Here S, the matrix of similarities, has a row for each image and a column
 for each proxy, W is the derivative of the loss by S, and gradients go to both kinds of rows. After
-this page you can turn any pair loss into a proxy loss, and say what each margin does to the
-weights.
+this page you can turn any pair loss into a proxy loss, and explain what each margin does to
+the weights.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.proxies.html.md"""
 

@@ -1,11 +1,11 @@
 """Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 
-A search is judged by ranks: by average precision, or by what stands among the first k. Ranks are
-steps, and steps have no gradient. The losses of this page put something smooth in their place:
-Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) a
-sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram; the ranked list loss (Wang
-et al., 2019) asks for a gap in the list and imitates no measure. After this page you can say how
-far each is from what it imitates, train with it in blocks, and tell why two programs print
+A search is judged by ranks: by average precision, or by the first k results. Ranks are step
+functions, and steps have no gradient. The losses of this page replace them by something smooth:
+Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) use a
+sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram. The ranked list loss (Wang
+et al., 2019) requires a gap in the list and imitates no measure. After this page you can say how
+far each is from the measure, train with it in blocks, and explain why two programs print
 different values for one batch.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.ranking.html.md"""

@@ -1,10 +1,10 @@
-"""The worst weighted mean of some losses, exactly, for nine sets of weights.
+"""The worst weighted mean of a list of losses, exactly, for nine sets of weights.
 
 A mean of losses can be replaced by the largest *weighted* mean that a set of weights allows. A
 small set stays near the mean; a large one looks at the hardest losses only. This page solves
 that inner problem for each set of Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A Simple and
-Effective Framework for Pairwise Deep Metric Learning*, for the balls that its theory
-speaks of, and for any φ-divergence. After this page you can solve each problem by hand, and add
+Effective Framework for Pairwise Deep Metric Learning*, for the balls in its theory,
+and for any φ-divergence. After this page you can solve each problem by hand, and add
 a set of your own in ten lines.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.uncertainty.html.md"""

@@ -1,14 +1,14 @@
 """Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 
-`LossCallback(Triplet(), .5)` adds half a triplet loss to what any fastai `Learner` minimises, a
-classifier's too. `PairStatistics` watches any loss and raises an alarm if the embeddings collapse.
+`LossCallback(Triplet(), .5)` adds half a triplet loss to the loss of any fastai `Learner`,
+also of a classifier. `PairStatistics` watches any loss and raises an alarm if the embeddings collapse.
 [A callback for each paper](52_training.methods.ipynb) is made of the same parts.
 
-- Some numbers become columns of the recorder; all of them stand in `history`, one plain
-  dictionary for each epoch, and `plot()` draws them. In a notebook with a progress bar the
+- Some numbers become columns of the recorder. `history` holds all of them, one plain dictionary
+  per epoch, and `plot()` draws them. In a notebook with a progress bar the
   figure is live.
-- Watching looks at the embeddings that training has computed anyway, in one batch of eight, and
-  draws no random number that training would have drawn: the weights stay the same bit for bit.
+- Watching uses the embeddings that training computes anyway, in one batch of eight, and leaves
+  the random numbers of training alone: the weights stay the same bit for bit.
 
 Docs: https://dml-nb.github.io/dml_nb/training.callbacks.html.md"""
 

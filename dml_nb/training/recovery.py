@@ -1,14 +1,14 @@
 """A checkpoint every few steps, and after a kill the same weights as without it
 
-`learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` writes where training
-stands, every 200 steps. If the process dies, whatever the reason, run the same script again: it
-goes on from the last checkpoint, and ends, on a CPU, with the same weights to the last bit.
-Several processes that train together do the same with the same line.
+`learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` saves a
+training every 200 steps. If the process dies, run the same script again: it resumes from the last
+checkpoint and ends, on a CPU, with the same weights to the last bit. The same line works for
+several processes that train together.
 
 A checkpoint is a folder of one safetensors and one JSON file, with a hash of each, and one more
 safetensors file for each further process. There is no pickle in it, so reading one runs no code.
-It is written beside the others and renamed, so that a process killed while it writes leaves the
-checkpoint before.
+It is written under another name and then renamed, so a process killed while writing leaves the
+previous checkpoint intact.
 
 Docs: https://dml-nb.github.io/dml_nb/training.recovery.html.md"""
 

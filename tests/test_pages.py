@@ -60,8 +60,7 @@ def module_pages():
 
 @cache
 def public_names():
-    """{'dml_nb.data.load_data': 'dml_nb.data.sources', ...}: what the chapters load, now or when it
-    is used, and whence"""
+    "{'dml_nb.data.load_data': 'dml_nb.data.sources', ...}: what the chapters load, and whence"
     found = {}
     for file in (root/'dml_nb').glob('*/__init__.py'):
         chapter = f'dml_nb.{file.parent.name}'
@@ -69,20 +68,27 @@ def public_names():
             if isinstance(node, ast.keyword) and node.arg == 'submod_attrs':
                 for module, names in ast.literal_eval(node.value).items():
                     found |= {f'{chapter}.{name}': f'{chapter}.{module}' for name in names}
-            elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith(chapter):
-                found |= {f'{chapter}.{alias.name}': node.module for alias in node.names}
     return found
+
+
+@cache
+def names_of_losses():
+    "{'dml_nb.losses.NCA': 'dml_nb.losses.neighbours', ...}: these are loaded at once"
+    tree = ast.parse((root/'dml_nb'/'losses'/'__init__.py').read_text(encoding='utf-8'))
+    return {f'dml_nb.losses.{alias.name}': node.module for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
 def imported(tree):
     """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a
     module where there is one, and a public name of a chapter its module"""
+    modules = names_of_losses() | public_names()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             within = [f'{node.module}.{alias.name}' for alias in node.names]
-            names = [name if name in module_pages() else public_names().get(name, node.module)
+            names = [name if name in module_pages() else modules.get(name, node.module)
                      for name in within]
         else:
             continue

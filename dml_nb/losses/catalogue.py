@@ -47,7 +47,7 @@ class Entry:
     value:str # what one anchor is charged, or what is averaged
     weight:str # of a negative
     ignores:str # what the weights do not see
-    passes:str = None # over S, of B² steps each; None: one for each pass before, and one for the weights
+    passes:str = None # over S, of B² steps each; None: as many as gather, and one for the weights
 
     def __call__(self, **settings) -> nn.Module: # a `PairLoss`, or `Proxies`
         """The loss with these settings, its defaults for the others. Raises ValueError for a

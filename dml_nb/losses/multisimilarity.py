@@ -72,8 +72,8 @@ class MultiSimilarityMiner(Miner):
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #4ee44084
 class MultiSimilarity(PairLoss):
-    """(1/B) Σ_i { 1/α log(1 + Σ_P e^{-α(S-λ)}) + 1/β log(1 + Σ_N e^{β(S-λ)}) } on mined pairs
-    (Wang et al. 2019, eq. 15)"""
+    """A log-sum with a 1 for each side of an anchor, sharp in alpha and beta around lam, averaged
+    over anchors, on mined pairs (Wang et al. 2019, eq. 15)"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

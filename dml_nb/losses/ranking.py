@@ -99,8 +99,8 @@ class RankLoss(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #b824a1df
 class SmoothAP(RankLoss):
-    """1 - (1/P) Σ r⁺ / r, mean over anchors with positives: average precision with sigmoids
-    for steps (Brown et al., 2020)"""
+    """One less average precision, with sigmoids for steps, averaged over anchors with positives
+    (Brown et al., 2020)"""
     def __init__(
         self,
         temperature:float=.01, # τ, of differences of similarities
@@ -118,8 +118,8 @@ class SmoothAP(RankLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #7fedfd53
 class RecallAtK(RankLoss):
-    """1 - mean over k of min(k, Σ_p σ((k + o - r_p) / τ_k)) / min(k, P_a), mean over anchors with
-    positives (Patel, Tolias and Matas, 2022)"""
+    """One less the share of positives among the first k, with sigmoids for steps, averaged over k
+    and over anchors with positives (Patel, Tolias and Matas, 2022)"""
     def __init__(
         self,
         ks:tuple=(1, 2, 4, 8, 16), # how many places count, one or more numbers
@@ -188,8 +188,8 @@ def look_up(
 
 # %% ../../nbs/24_losses.ranking.ipynb #b7a889eb
 class FastAP(PairLoss):
-    """1 - (1/P) Σ h⁺ H⁺ / H, mean over anchors with positives: average precision of a
-    histogram of squared distances (Cakir et al., 2019)"""
+    """One less average precision of a histogram of squared distances, averaged over anchors with
+    positives (Cakir et al., 2019)"""
     opaque = True
 
     def __init__(
@@ -241,8 +241,8 @@ def weighted_average(
 
 # %% ../../nbs/24_losses.ranking.ipynb #a983457e
 class RankedList(PairLoss):
-    """(1 - λ) times a weighted mean of [d_ap - (α - m)]₊ plus λ times one of [α - d_an]₊, mean
-    over anchors, d = √(2 - 2S), weights e^{T h} (Wang et al., 2019)"""
+    """Weighted means of how far positives lie beyond and negatives within the two boundaries of
+    distance, averaged over anchors (Wang et al., 2019)"""
     def __init__(
         self,
         margin:float=.4, # m, width of the gap

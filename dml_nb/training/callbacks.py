@@ -268,7 +268,7 @@ def set_checked(
     name:str, # of a setting
     value, # a number
 ):
-    "`loss.name = value`. Raises ValueError for what the constructor refuses."
+    "`loss.name = value`. Raises ValueError for what the constructor rejects."
     check_number(name, value)
     if isinstance(loss, PairLoss) and not any(True for _ in loss.parameters()):
         type(loss)(**arguments(loss) | {name: value})
@@ -294,7 +294,7 @@ class LossCallback(Watcher):
     """Adds weight · loss(embeddings, labels) to what a Learner minimises.
 
     Raises `TypeError` for what is no loss, for a schedule that is no function, and beside `MixUp`,
-    whose labels are blends; `ValueError` for settings that the loss refuses."""
+    whose labels are blends; `ValueError` for settings that the loss rejects."""
 
     def __init__(self,
         loss, # called with (embeddings, labels), as any of `dml_nb.losses`
@@ -444,7 +444,7 @@ BINS = 40                                                       # of similaritie
 def sides(
     labels:Tensor, # (B,) integers, -1 for unlabelled
 ) -> tuple: # (B, B) positives; (B, B) negatives
-    "Who is paired with whom, without oneself and without unlabelled items."
+    "Which items are paired, without pairs of an item with itself and without unlabelled items."
     known = (labels[:, None] >= 0) & (labels >= 0)
     known.fill_diagonal_(False)
     alike = labels[:, None] == labels

@@ -318,7 +318,8 @@ def loss_text(
     """What it prints, for a loss that is not of this package with the module that it is from, and
     a hash of what it does not print."""
     module = type(loss).__module__
-    text = printed(loss) if module.startswith(('dml_nb.', 'builtins')) else f'{module}.{printed(loss)}'
+    own = module.startswith(('dml_nb.', 'builtins'))
+    text = printed(loss) if own else f'{module}.{printed(loss)}'
     hidden = function_text(loss) if isinstance(loss, FunctionType) else unprinted(loss)
     return f'{text}, code {hash_of(hidden)[:16]}' if hidden else text
 

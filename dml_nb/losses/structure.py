@@ -220,7 +220,8 @@ class Graded(Structured):
 
     def read_labels(self, labels, n, device, columns=None, name='labels'):
         r = plain(torch.as_tensor(labels, device=device))
-        if not r.is_floating_point() or r.ndim != 2 or len(r) != n or columns not in (None, r.shape[1]):
+        fits = r.ndim == 2 and len(r) == n and columns in (None, r.shape[1])
+        if not (r.is_floating_point() and fits):
             shape = f'({n}, {"R" if columns is None else columns})'
             raise TypeError(f'{name}: expected relevances {shape} between 0 and 1, got {r.dtype} of '
                             f'shape {tuple(r.shape)}')

@@ -265,9 +265,9 @@ def folded(page):
     for place, cell in enumerate(cells(page)):
         source = ''.join(cell['source'])
         if cell['cell_type'] == 'markdown':
-            closed = source.count('</details>')
-            opened += source.count('<details>') - closed
-            assert opened in (0, 1), f'details within details: {source[:60]}'
+            for tag in re.findall('</?details>', source):
+                opened += 1 if tag == '<details>' else -1
+                assert opened in (0, 1), f'details within details: {source[:60]}'
         elif opened or re.search(r'^#\| (code-fold: true|echo: false|export|exporti|hide)\b', source,
                                  re.M):
             found.add(place)

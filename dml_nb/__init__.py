@@ -42,10 +42,10 @@ Modules:
 - `dml_nb.experiments.store`: A finished run is a file, named by a hash of everything that decides its numbers.
 - `dml_nb.experiments.sweeps`: A grid of settings, run in several processes, and the best setting by the validation classes.
 - `dml_nb.experiments.trial`: The same recipe gives the same result.
-- `dml_nb.losses.adapted`: Who selects triplets also selects images: the shift between the two, as a loss.
-- `dml_nb.losses.angular`: A triplet is a triangle. All triplets of a batch, without listing them.
+- `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
+- `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 - `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.
-- `dml_nb.losses.concordance`: How often a stranger is nearer than a friend, as a loss and as a measure.
+- `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
@@ -58,7 +58,7 @@ Modules:
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
-- `dml_nb.losses.uncertainty`: The worst weighted mean of some losses, exactly, for nine sets of weights.
+- `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: The claims of Yu et al. 2018, put to the test on small data.
 - `dml_nb.papers.concordance`: The claims of the 2023 paper on concordance, put to the test on small data.
 - `dml_nb.papers.discrepancy`: The claims of Roy et al. 2022, put to the test on small data.
@@ -86,7 +86,7 @@ Modules:
 - `dml_nb.support.validate`: One form of message for every argument that does not fit
 - `dml_nb.training.bodies`: SqueezeNet and ResNet as torchvision has them, to be filled from a file without it.
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
-- `dml_nb.training.distribution`: One loss of the rows of all processes, with the exact gradient.
+- `dml_nb.training.distribution`: One loss over the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.
 - `dml_nb.training.features`: What is frozen is computed once; a trained embedder is saved without code.
 - `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set

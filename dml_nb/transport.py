@@ -7,7 +7,7 @@ domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` meas
 points. The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L.
 Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
 paper). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
-0.0025 when it is run literally, and replace its last hundred thousand sweeps by a few.
+0.0025 when run literally, and replace its last hundred thousand sweeps by a few.
 
 Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
 
@@ -180,7 +180,7 @@ def masses(
     names:tuple=('weights', 'mask'), # how the caller calls them
 ) -> Tensor: # (..., n) float64: 1 in all, or all 0
     """Weights divided by their sum, NaN where one is negative. Raises TypeError or ValueError for
-    what are no weights or no mask."""
+    other than weights or a mask."""
     if weights is None:
         w = torch.ones(shape, dtype=torch.float64, device=device)
     else:
@@ -360,8 +360,8 @@ class Divergence:
 
 # %% ../nbs/21_transport.ipynb #f72e8c63
 class Wasserstein(Divergence):
-    """W_ε = min_T <D, T> + ε Σ T (log T - 1) (Roy et al. 2022, eq. 11); after a call of its own
-    `error` is the marginal error"""
+    """The cheapest transport of one set onto the other, blurred by entropy (Roy et al. 2022, eq.
+    11); after a call of its own `error` is the marginal error"""
     error = None
 
     def __init__(
@@ -380,7 +380,8 @@ class Wasserstein(Divergence):
 
 # %% ../nbs/21_transport.ipynb #7f5ccc92
 class SinkhornDivergence(Wasserstein):
-    "W_ε(U, V) - ½ W_ε(U, U) - ½ W_ε(V, V) (Roy et al. 2022, eq. 13); 0 where U = V"
+    """Blurred transport less half of each set's transport onto itself (Roy et al. 2022, eq. 13); 0
+    for equal sets"""
     indivisible = 'batch'
 
     def __init__(
@@ -396,8 +397,7 @@ class SinkhornDivergence(Wasserstein):
 
 # %% ../nbs/21_transport.ipynb #572b4c56
 class KernelDivergence(Divergence):
-    """The squared distance of two means under a kernel, Σ (a - b)_i (a - b)_j k(x_i, x_j); a
-    subclass says `evaluate`"""
+    "The squared distance of two means under a kernel; a subclass defines `evaluate`"
     indivisible = 'pair'
     opaque = False
 
@@ -419,8 +419,8 @@ class KernelDivergence(Divergence):
 
 # %% ../nbs/21_transport.ipynb #674ab4d5
 class EnergyDistance(KernelDivergence):
-    """E(U, V) - ½ E(U, U) - ½ E(V, V), E the mean cost (Roy et al. 2022, eq. 14): half the squared
-    MMD of the kernel -D = -½‖u - v‖²"""
+    """The mean cost between the sets less half of that within each (Roy et al. 2022, eq. 14): half
+    the squared MMD of minus the cost"""
     def evaluate(self, d2, equal=0.):
         there = (d2 < inf).to(d2.dtype)
         k = d2.clamp_(max=torch.finfo(d2.dtype).max).mul_(there).mul_(-.25)
@@ -428,8 +428,8 @@ class EnergyDistance(KernelDivergence):
 
 # %% ../nbs/21_transport.ipynb #fb5ee397
 class MMD(KernelDivergence):
-    """Squared maximum mean discrepancy (Roy et al. 2022, eq. 15) with exp(-‖u - v‖/σ) or exp(-‖u -
-    v‖²/2σ²) (Eq. 16)"""
+    """Squared maximum mean discrepancy (Roy et al. 2022, eq. 15) with a Laplacian or Gaussian
+    kernel (Eq. 16)"""
     def __init__(
         self,
         kernel:str='laplacian', # or 'gaussian'

@@ -1,5 +1,6 @@
 "The rules every page keeps: what it may import, that it was run, its size, its pictures."
 import ast
+import builtins
 import json
 import os
 import re
@@ -70,15 +71,24 @@ def public_names():
     return found
 
 
+@cache
+def names_of_losses():
+    "{'dml_nb.losses.NCA': 'dml_nb.losses.neighbours', ...}: these are loaded at once"
+    tree = ast.parse((root/'dml_nb'/'losses'/'__init__.py').read_text(encoding='utf-8'))
+    return {f'dml_nb.losses.{alias.name}': node.module for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
 def imported(tree):
     """Modules of this package that `tree` imports; `from dml_nb import x` and the like name a
     module where there is one, and a public name of a chapter its module"""
+    modules = names_of_losses() | public_names()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             within = [f'{node.module}.{alias.name}' for alias in node.names]
-            names = [name if name in module_pages() else public_names().get(name, node.module)
+            names = [name if name in module_pages() else modules.get(name, node.module)
                      for name in within]
         else:
             continue
@@ -192,41 +202,114 @@ def test_pictures_are_told_in_words(page):
     assert not silent, f'cells that draw without a line "#| fig-alt: ...": {silent}'
 
 
-#: Pages whose first code is for a reader who has seen nothing of the page yet.
-opened_cold = pytest.mark.parametrize(
-    'page', [page for page in pages if page.stem in ('index', '52_training.callbacks')
-             or 90 <= number(page) < 100 and page.stem != 'index'], ids=lambda p: p.stem)
-
-
 def first_block(page):
-    "The first code that the site shows, as cells up to the first with a result"
+    "The first code that the site shows unfolded, as cells up to the first with a result; or None"
     block = []
     for source, flags, _, outputs in code_cells(page):
-        if flags & {'default_exp', 'echo', 'export', 'exporti', 'hide'}:
+        if flags & {'code', 'default_exp', 'echo', 'export', 'exporti', 'hide'}:    # code-fold
             continue
         block.append(source)
         if outputs:
             return '\n\n'.join(block)
 
 
+#: Pages whose first code is for a reader who has seen nothing of the page yet.
+opened_cold = pytest.mark.parametrize('page', [
+    page for page in pages if page.stem == 'index' or page.stem in (
+        '28_losses.catalogue', '52_training.callbacks', '54_training.distribution',
+        '55_training.recovery') or 10 <= number(page) < 27 or 90 <= number(page) < 100],
+    ids=lambda p: p.stem)
+
+
+def unknown_names(code):
+    "Names that `code` reads but neither imports nor defines"
+    known = set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            known |= {(alias.asname or alias.name).split('.')[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            known.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
+    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    return sorted(names - known)
+
+
+def test_unknown_names_are_found():
+    code = 'import torch.nn as nn\ndef f(x): return nn.relu(x) + y\nprint([f(z) for z in zs])'
+    assert unknown_names(code) == ['y', 'zs']
+    assert not unknown_names('from a import b as c\ntry: c()\nexcept OSError as e: print(e)')
+
+
+@opened_cold
+def test_first_block_imports_what_it_uses(page):
+    assert first_block(page) and not unknown_names(first_block(page))
+
+
 @pytest.mark.long
 @opened_cold
 def test_first_block_runs_as_it_stands(page, tmp_path):
-    command = [sys.executable, '-c', first_block(page)]
+    command = [sys.executable, '-W', 'ignore', '-c', first_block(page)]
     environment = os.environ | dict(MPLBACKEND='agg', PYTHONPATH=str(root))
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
+def folded(page):
+    "Positions of the cells of a page that the site folds: each by itself, or several under one line"
+    found, opened = set(), 0
+    for place, cell in enumerate(cells(page)):
+        source = ''.join(cell['source'])
+        if cell['cell_type'] == 'markdown':
+            for tag in re.findall('</?details>', source):
+                opened += 1 if tag == '<details>' else -1
+                assert opened in (0, 1), f'details within details: {source[:60]}'
+        elif opened or re.search(r'^#\| (code-fold: true|echo: false|export|exporti|hide)\b', source,
+                                 re.M):
+            found.add(place)
+    assert not opened, 'details without an end'
+    return found
+
+
+@each_page
+def test_what_folds_is_closed_again(page):
+    folded(page)
+
+
 @opened_cold
+def test_few_assertions_stand_open(page):
+    "A check that teaches stays open; groups of them fold under a line that says what they show"
+    hidden = folded(page)
+    lines = [line for place, cell in enumerate(cells(page)) if place not in hidden
+             and cell['cell_type'] == 'code' for line in ''.join(cell['source']).splitlines()]
+    checks = [line for line in lines
+              if re.match(r'\s*(assert|test_\w+|check_\w+|with pytest\.raises)\b', line)]
+    assert len(checks) <= 12, checks
+
+
+def captions(page):
+    "(alt text, caption) of each picture, '' where there is none"
+    for source, _, _, outputs in code_cells(page):
+        if any('image/png' in output.get('data', {}) for output in outputs):
+            yield tuple(''.join(re.findall(rf'^#\|\s*fig-{kind}:\s*(.+)$', source, re.M))
+                        for kind in ('alt', 'cap'))
+
+
+@each_page
 def test_captions_do_not_repeat_what_alt_texts_say(page):
     "What the picture shows is for who cannot see it; the caption says what to look for"
-    drawing = [source for source, _, _, outputs in code_cells(page)
-               if any('image/png' in output.get('data', {}) for output in outputs)]
-    for source in drawing:
-        alt, caption = (re.findall(rf'^#\|\s*fig-{kind}:\s*(.+)$', source, re.M)
-                        for kind in ('alt', 'cap'))
-        assert alt and caption and alt != caption, source[:60]
+    assert not [alt for alt, caption in captions(page) if alt == caption]
+
+
+@pytest.mark.parametrize(
+    'page', [page for page in pages if page.stem in ('index', '52_training.callbacks')
+             or 90 <= number(page) < 100 and page.stem != 'index'], ids=lambda p: p.stem)
+def test_every_picture_has_a_caption(page):
+    assert all(caption for _, caption in captions(page))
 
 
 def in_reading_order(contents):

@@ -1,7 +1,7 @@
-"""Who selects triplets also selects images: the shift between the two, as a loss.
+"""Selecting triplets also selects images: this loss corrects the shift between the two.
 
-A selection of triplets shows some images of a class often and others never, so the loss is
-trained on other data than the batch. The adapted triplet loss adds the distance between the
+A selection of triplets shows some images of a class often and others never, so the
+network trains on other data than the batch. The adapted triplet loss adds the distance between the
 class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
 Selection Bias for Triplet Loss*, ECCV 2018. Here that term, `SelectionBias`, takes
 any selection or miner of the package, which the paper leaves to future work. After this page you
@@ -93,8 +93,8 @@ def matching_loss(
 
 # %% ../../nbs/20_losses.adapted.ipynb #361cd3c6
 class SelectionBias(PairLoss):
-    """λ Σ_y ‖Φ_y^S - Φ_y^T‖² = λ Σ_{y_i=y_j} a_i a_j S_ij for what a selection or a miner picks
-    (Yu et al. 2018, eq. 12)."""
+    """The squared distance of the class means of selected images from those of all, times lam, for
+    the choices of a selection or a miner (Yu et al. 2018, eq. 12)."""
     own_batch_only = True
     statistics_passes = 1
     opaque = True
@@ -168,8 +168,8 @@ class Shared(Selection):
 
 # %% ../../nbs/20_losses.adapted.ipynb #4df1b945
 class AdaptedTriplet(Sum):
-    """Σ_{D_S} [‖a-p‖² - ‖a-n‖² + m]₊ + λ Σ_y ‖Φ_y^S - Φ_y^T‖² over semi-hard triplets (Yu et al.
-    2018, eqs. 7, 8, 12 and 15)."""
+    """Hinges of semi-hard triplets, and lam times the squared shift of the class means that they
+    cause (Yu et al. 2018, eqs. 7, 8, 12 and 15)."""
     reductions = 'sum', 'mean'
 
     def __init__(
@@ -269,9 +269,9 @@ def class_ratio(
     target:Tensor, # (D,) mean of the unlabelled images
     simplex:bool=False, # also θ ≥ 0, as shares should be
 ) -> Tensor: # (K,) θ, adds up to 1; detached
-    """argmin_θ ‖Σ_y θ_y Φ_y - Φ‖², Σθ = 1 (Yu et al. 2018, eqs. 18 and 19, corrected); of many
-    best answers the one nearest to equal shares. Raises TypeError or ValueError for other than (K,
-    D) means and a (D,) target."""
+    """The shares of the class means whose mixture is nearest to the target (Yu et al. 2018, eqs. 18
+    and 19, corrected); of many best answers the one nearest to equal shares. Raises TypeError or
+    ValueError for other than (K, D) means and a (D,) target."""
     means = check_embeddings(means, 'means')
     if not isinstance(target, Tensor) or target.shape != means.shape[1:]:
         given = tuple(target.shape) if isinstance(target, Tensor) else repr(target)
@@ -334,8 +334,8 @@ def nearest_class_mean(
     ref:Tensor, # (R, D) embeddings with known classes, normalised inside
     ref_labels, # (R,) integers, -1 for unlabelled
 ) -> Tensor: # (n,) classes; the lowest of equally near ones
-    """argmin_y ‖x - Φ_y‖² (Yu et al. 2018, eq. 21). Raises TypeError or ValueError for bad input,
-    unequal dimensions, or no labelled reference."""
+    """The class whose mean is nearest (Yu et al. 2018, eq. 21). Raises TypeError or ValueError for
+    bad input, unequal dimensions, or no labelled reference."""
     z = check_embeddings(z)
     classes, means = class_means(ref, ref_labels, None, 'ref', 'ref_labels')   # (K,), (K, D)
     if means.shape[1] != z.shape[1]:

@@ -1,7 +1,7 @@
-"""A triplet is a triangle. All triplets of a batch, without listing them.
+"""A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 
-The angular loss asks that the angle at the negative, in the triangle of an anchor, its positive
-and a negative, be small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
+An anchor, its positive and a negative form a triangle. The angular loss makes its angle at the
+negative small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
 and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with
 N-pairs in S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
 Sinkhorn Divergences*, 2022, equations 3 and 4. After this page you can derive
@@ -51,8 +51,8 @@ def angular_classes(
 
 # %% ../../nbs/14_losses.angular.ipynb #a9bdbe5b
 class Angular(PairLoss):
-    """Mean over (a, p) of log(1 + Σ_n e^{4t(S_an + S_pn) - 2(1+t)S_ap}), t = tan²α
-    (Wang et al., 2017; Roy et al. 2022, eq. 3)"""
+    """A log-sum over negatives of how far a triplet exceeds the angle alpha at its negative,
+    averaged over (anchor, positive) (J. Wang et al. 2017; Roy et al. 2022, eq. 3)"""
     indivisible = 'class'
     opaque = True
 
@@ -95,7 +95,7 @@ def rows_of_width(widths, m, device):
 
 
 def check_angle(alpha):
-    "Raise ValueError for an angle at which exp(-8 tan² alpha) is no float64, or that is none."
+    "Raise ValueError for an angle at which exp(-8 tan² alpha) leaves float64, and for other than angles."
     return check_number('alpha (degrees)', alpha, above=0, below=83.9)
 
 # %% ../../nbs/14_losses.angular.ipynb #31246dad

@@ -1,8 +1,8 @@
 """Every loss with its page and paper: how it is made, what it charges and cannot see.
 
-The losses of the book by their names. `LOSSES['multi_similarity'](beta=20.)` makes one. The command
+This page has the losses of the book by name. `LOSSES['multi_similarity'](beta=20.)` makes one. The command
 `dml`, recipes, the [atlas](29_atlas.ipynb) and the table on the first page read the same entries,
-so a loss that is registered here is known everywhere.
+so a loss registered here is known everywhere.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""
 
@@ -47,7 +47,7 @@ class Entry:
     value:str # what one anchor is charged, or what is averaged
     weight:str # of a negative
     ignores:str # what the weights do not see
-    passes:str = None # over S, of B² steps each; None: one for each pass before, and one for the weights
+    passes:str = None # over S, of B² steps each; None: as many as gather, and one for the weights
 
     def __call__(self, **settings) -> nn.Module: # a `PairLoss`, or `Proxies`
         """The loss with these settings, its defaults for the others. Raises ValueError for a

@@ -1,12 +1,12 @@
-"""How often a stranger is nearer than a friend, as a loss and as a measure.
+"""How often a negative is nearer than a positive, as a loss and as a measure.
 
 A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
 The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
 concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
-here, exactly, without listing them. From: anonymous authors, *Triplet Similarity Learning on
+here, exactly, without listing them. Source: anonymous authors, *Triplet Similarity Learning on
 Concordance Constraint*, under review, eqs. 3 to 18. After this page you can derive
-the loss's weights, watch the order of a batch or of a whole gallery with an interval, and tell
-which of the paper's bounds hold.
+the loss's weights, measure the order of a batch, or of a whole gallery with an interval, and
+tell which of the paper's bounds hold.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.concordance.html.md"""
 
@@ -133,8 +133,8 @@ def partial_likelihood(
 
 # %% ../../nbs/19_losses.concordance.ipynb #c637caea
 class CIT(PairLoss):
-    """γ L_e + (1 - γ) L_p (Anonymous 2023, eq. 8): means over all triplets of [1 - exp(S_ap -
-    S_an)]₊ (Eq. 4) and of log(exp S_an + exp S_pn) - S_ap (Eq. 7)."""
+    """The excess of discordant triplets, weighted by gamma, and the likelihood of all triplets,
+    weighted by 1 - gamma (Anonymous 2023, eqs. 4, 7 and 8)"""
     opaque = True
     few = 64                 # lists of positives up to which columns are cheaper than sorting
 
@@ -305,8 +305,8 @@ def c_index(
     generator:torch.Generator=None, # of the bootstrap
     block:int=None, # rows of S at a time
 ) -> CIndex: # c_index, low, high, triplets, classes, by_class
-    """P(S_ap > S_an) + ½ P(S_ap = S_an) over all triplets, exact, in total and by class, with a
-    bootstrap interval over queries. Raises as a loss does."""
+    """The share of triplets in the right order, ties counted half: exact, in total and by class,
+    with a bootstrap interval over queries. Raises as a loss does."""
     check_number('draws', draws, 1, integer=True)
     check_number('level', level, above=0, below=1)
     check_generator(generator)
@@ -373,9 +373,9 @@ def generalization_bound(
     span:float=1., # length of the interval of a triplet's loss: 1 for L_e, 4 for L_p on cosines
     printed:bool=False, # as in the paper, which does not hold
 ) -> Bound: # bound, empirical, complexity, confidence, size
-    """E[L] ≤ mean + 2 R_n + s √(ln(1/δ) / 2n), n independent triplets (Anonymous 2023, eqs. 9 and
-    10, corrected). With neither `rademacher` nor `growth`: one model, fixed beforehand. Raises
-    ValueError where nothing can be said."""
+    """An upper bound of the expected loss of a triplet from its mean over a sample (Anonymous 2023,
+    eqs. 9 and 10, corrected). With neither `rademacher` nor `growth`: one model, fixed
+    beforehand. Raises ValueError if the sample allows no bound."""
     empirical, rademacher = (v.item() if isinstance(v, Tensor) else v
                              for v in (empirical, rademacher))
     check_number('empirical', empirical)

@@ -1,14 +1,14 @@
 """InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 
-Eight losses that people train with today. InfoNCE (van den Oord, Li and Vinyals, 2018) is the
+This page has eight losses in common use. InfoNCE (van den Oord, Li and Vinyals, 2018) is the
 loss of self-supervised and of image-text training. SupCon (Khosla et al., 2020) is its form for
 classes. SigLIP (Zhai et al., 2023) judges each pair of an image and a text by itself. Circle (Sun
 et al., 2020), intra-pair variance and the tuplet margin (both Yu and Tao, 2019), the centroid
 triplet (Wieczorek et al., 2021) and the margin loss (Wu et al., 2017) are made for retrieval. All
 are functions of S, the similarities of a batch, so each is known by its value and by its pair
 weights, the derivative of the value by S. After this page you can train two encoders against each
-other in blocks, say what a detached weight does to a gradient, and tell which of two libraries is
-right where they differ.
+other in blocks, explain what a detached weight does to a gradient, and decide which of two
+libraries is right where they differ.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.contrastive.html.md"""
 
@@ -35,8 +35,8 @@ from ..weighting import PairLoss, log_sum_exp
 
 # %% ../../nbs/23_losses.contrastive.ipynb #0109c4c9
 class InfoNCE(PairLoss):
-    """Mean over (anchor, positive) of -log(e^{S_ap/τ} / (e^{S_ap/τ} + Σ_n e^{S_an/τ})): N-pairs at
-    scale 1/τ (van den Oord et al., 2018)"""
+    """The cross entropy of a positive against the negatives of its anchor, at a temperature,
+    averaged over (anchor, positive): N-pairs at scale 1/temperature (van den Oord et al., 2018)"""
     def __init__(
         self,
         temperature:float=.1, # τ
@@ -50,8 +50,8 @@ class InfoNCE(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #a034cd2e
 class SupCon(PairLoss):
-    """Mean over anchors with positives of the mean over positives of
-    -log(e^{S_ap/τ} / Σ_{k≠a} e^{S_ak/τ}) (Khosla et al., 2020); 0 without any negative"""
+    """The cross entropy of an anchor's positives among all others, averaged over positives, then
+    over anchors with positives (Khosla et al., 2020); 0 without any negative"""
     def __init__(
         self,
         temperature:float=.1, # τ
@@ -82,8 +82,8 @@ class SupCon(PairLoss):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4e2dfafd
 class Circle(PairLoss):
-    """(1/B) Σ_a log(1 + Σ_n e^{γ α_n (S_an - m)} Σ_p e^{-γ α_p (S_ap - 1 + m)}), where
-    α_p = [1 + m - S_ap]₊ and α_n = [S_an + m]₊ are held fixed (Sun et al., 2020)"""
+    """One softplus of log-sums per anchor, each pair weighted by its distance from its goal, with
+    these factors held fixed; averaged over anchors (Sun et al., 2020)"""
     def __init__(
         self,
         m:float=.4, # relaxation: the boundary has radius √2 m
@@ -190,8 +190,8 @@ def distances(
 
 # %% ../../nbs/23_losses.contrastive.ipynb #67e2b705
 class TupletMargin(PairLoss):
-    """Mean over (anchor, positive) of log(1 + Σ_n e^{s (cos θ_an - cos(θ_ap - β))}) (Yu and Tao,
-    2019)"""
+    """InfoNCE with the angle of the positive decreased by a margin, averaged over (anchor,
+    positive) (Yu and Tao, 2019)"""
     def __init__(
         self,
         margin:float=5.73, # β, in degrees
@@ -242,8 +242,8 @@ def charge(
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e59dbbf5
 class MarginLoss(PairLoss):
-    """Mean over triplets of [d_ap - β + m]₊ + [β - d_an + m]₊ with d = √(2 - 2S) (Wu et al.,
-    2017)"""
+    """Hinges of a positive beyond and of a negative within a boundary of distance, averaged over
+    triplets (Wu et al., 2017)"""
     def __init__(
         self,
         margin:float=.2, # m, half the width of the gap
@@ -298,7 +298,7 @@ def boundaries_of_block(
     self:MarginLoss,
     pairs:Pairs,
 ) -> Tensor: # (b, 1)
-    "Those of the anchors. Raises ValueError where no classes were given."
+    "Those of the anchors. Raises ValueError without classes."
     if pairs.batch.y is None:
         raise ValueError('labels: expected integer classes, since each has a boundary of its own, '
                          'got tuples or a boolean matrix')
@@ -360,8 +360,8 @@ def forward(
 
 # %% ../../nbs/23_losses.contrastive.ipynb #e7e3fae5
 class CentroidTriplet(PairLoss):
-    """Mean over anchors and other classes l of [‖x_a - c_own‖² - ‖x_a - c_l‖² + m]₊, c being means
-    of unit rows and c_own without the anchor (Wieczorek et al., 2021)"""
+    """The hinge of the squared distance to the mean of an anchor's class, without the anchor, over
+    that to another class mean, averaged over anchors and other classes (Wieczorek et al., 2021)"""
     own_batch_only = True
     statistics_passes = 2
 
@@ -443,7 +443,8 @@ def value_and_weights(self:CentroidTriplet, S, pairs):
 
 # %% ../../nbs/23_losses.contrastive.ipynb #4588f873
 class SigLIP(PairLoss):
-    "(1/B) Σ_a [Σ_p log(1 + e^{-t S_ap - b}) + Σ_n log(1 + e^{t S_an + b})] (Zhai et al., 2023)"
+    """A logistic regression of each pair on its similarity, summed over pairs and divided by the
+    anchors (Zhai et al., 2023)"""
     symmetric = True
 
     def __init__(

@@ -5,8 +5,8 @@ all other images of the batch, class by class, by optimal transport or by a kern
 them apart. The equations are 1, 2, 5 and 11 to 16 of S. K. Roy, Y. Han, M. Harandi and L.
 Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
 paper). After this page you can read a transport plan as pair weights, add the
-discrepancy to any loss at the price of a few passes, and say what it does to the classes and
-what it leaves to the local loss.
+discrepancy to any loss at the price of a few passes, and say what it does to the classes
+and what it leaves to the local loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.discrepancy.html.md"""
 
@@ -78,7 +78,8 @@ def transported_classes(
     S:Tensor, # (b, R)
     pairs, # a block that holds all rows of its classes
 ) -> tuple: # value, W (b, R), the largest marginal error, all but W scalars in float64
-    "-Σ_k W_ε(U_k, V_k): by the envelope theorem its weight on a pair is the plan, +T_ij."
+    """Minus the transport of every class onto all others: by the envelope theorem its weight on a
+    pair is the plan."""
     eps, sweeps, tol = divergence.eps, divergence.sweeps, divergence.tol
     check_solver(eps, sweeps, tol)
     value = error = S.new_zeros((), dtype=torch.float64)
@@ -96,8 +97,8 @@ def debiased_classes(
     S:Tensor, # (b, R)
     pairs, # the whole batch
 ) -> tuple: # value, W (b, R), the largest marginal error
-    """-Σ_k [W_ε(U_k, V_k) - ½ W_ε(U_k, U_k) - ½ W_ε(V_k, V_k)], all 2K measures onto themselves by
-    one matrix product per sweep."""
+    """Minus the debiased transport of every class, all measures onto themselves by one matrix
+    product per sweep."""
     value, W, error = transported_classes(divergence, S, pairs)
     columns = pairs.rows
     y = pairs.batch.y[columns]                                                  # (b,)
@@ -118,8 +119,8 @@ def kernel_classes(
     S:Tensor, # (b, R)
     pairs, # any block
 ) -> tuple: # value, W (b, R)
-    """-Σ_k MMD²(U_k, V_k) in one pass: the coefficient of a pair depends on the sizes of its
-    classes alone."""
+    """Minus the kernel divergence of every class in one pass: the coefficient of a pair depends on
+    the sizes of its classes alone."""
     batch, rows = pairs.batch, pairs.rows
     P, N = pairs.split(S)                                           # (b, c), (b, R)
     n, m = (batch.n_pos + 1).double(), batch.n_neg.double()         # (B, 1)
@@ -145,7 +146,7 @@ def kernel_classes(
 
 # %% ../../nbs/22_losses.discrepancy.ipynb #fe552555
 class ClassDiscrepancy(PairLoss):
-    """-Σ_k φ(U_k, V_k): every class against all the others (Roy et al. 2022, eq. 2). With
+    """Minus the divergence of every class from all the others (Roy et al. 2022, eq. 2). With
     transport, `error` is the largest marginal error of the last batch"""
     def __init__(
         self,
@@ -198,8 +199,8 @@ def DCDL(
     divergence:Divergence=None, # φ; default Wasserstein()
     lam:float=.5, # λ
 ) -> PairLoss:
-    """L_local + λ L^φ (Roy et al. 2022, eq. 5). Raises TypeError for what is no loss or no
-    divergence, ValueError for a λ that is no number."""
+    """A local loss plus lam times the class discrepancy (Roy et al. 2022, eq. 5). Raises TypeError
+    for other than a loss or a divergence, ValueError for a lam that is no number."""
     if not isinstance(local, PairLoss):
         raise TypeError(f'local: expected a loss, as Triplet(), got {local!r}')
     check_number('lam', lam)

@@ -33,7 +33,7 @@ from ..weighting import Miner, PairLoss, check_miner, inf, log_sum_exp
 
 # %% ../../nbs/17_losses.dro.ipynb #9894f67c
 def _no_spare_memory(like):
-    "What `spare` is where nobody lends memory."
+    "In place of `spare` where the engine lends no memory."
     return None
 
 
@@ -62,9 +62,8 @@ class MarginPair(Named):
 
 # %% ../../nbs/17_losses.dro.ipynb #655b52fe
 class BinomialPair(Named):
-    """log(1 + e^{α(λ-S)}) of a positive, log(1 + e^{β(S-λ)}) of a negative (Qi et al. 2020,
-    section 4, names it without a formula; Wang et al. 2019, eq. 9, without its 1/P_i and
-    1/N_i)."""
+    """A softplus of the distance from the threshold, with a sharpness for each side (Qi et al.
+    2020, section 4, names it without a formula; Wang et al. 2019, eq. 9, without its means)."""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives, above 0
@@ -196,7 +195,7 @@ def check_sample(sample, uncertainty):
 
 # %% ../../nbs/17_losses.dro.ipynb #0b748640
 class DRO(PairLoss):
-    "max over p in a set of Σ p_ij l_ij (Qi et al. 2020, eq. 1)."
+    "The largest weighted mean of pair losses that a set of weights allows (Qi et al. 2020, eq. 1)."
     opaque = True
 
     def __init__(
@@ -354,8 +353,8 @@ class DROTopKPN(DRO):
 
 # %% ../../nbs/17_losses.dro.ipynb #1e836ae9
 class DROKL(DRO):
-    """γ log mean e^{l/γ} over all pairs (Qi et al. 2020, DRO-KL), or the mean of `sample` pairs
-    drawn by its softmax."""
+    """The worst mean of all pair losses under a KL penalty (Qi et al. 2020, DRO-KL), or the mean of
+    `sample` pairs drawn by its softmax."""
     uncertainty = set_from(KLPenalty, 'gamma')
 
     def __init__(
@@ -391,8 +390,8 @@ def log_mean_exp(
 
 # %% ../../nbs/17_losses.dro.ipynb #8b14856e
 class DROKLGrouped(PairLoss):
-    """Σ_i γ⁺ log mean_P e^{l/γ⁺} + γ⁻ log mean_N e^{l/γ⁻} (Qi et al. 2020, eq. 6), or with a
-    pseudo pair in each group (Qi et al. 2020, eq. 22)."""
+    """The worst means under a KL penalty, for each anchor and side, added up (Qi et al. 2020, eq.
+    6), or with a pseudo pair in each group (Qi et al. 2020, eq. 22)."""
     def __init__(
         self,
         gamma_pos:float=1., # γ⁺, above 0
@@ -458,8 +457,8 @@ def log_rarity(
 
 # %% ../../nbs/17_losses.dro.ipynb #d88bbedb
 class DistanceWeighted(Miner):
-    """All positives, and for each a negative drawn ∝ min(1/q(d), 1/q(cutoff)), with
-    q(d) ∝ d^{D-2} (1 - d²/4)^{(D-3)/2} (Wu et al., 2017)."""
+    """All positives, and for each a negative drawn inversely to how common its distance is on the
+    sphere, distances below `cutoff` counting as `cutoff` (Wu et al., 2017)."""
     def __init__(
         self,
         cutoff:float=.5, # distances below count as this one

@@ -59,7 +59,7 @@ def cell_sums(
 def overlap(
     sums:Tensor, # (2, 2, R) `cell_sums` of positive and of negative pairs, of the whole batch
 ) -> tuple: # the loss, a scalar; (2, R) weight of a positive and of a negative pair, by cell
-    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q` and its derivatives (Wang et al. 2019, supplement, eqs. 3, 9); 0
+    """The chance of a wrong order and its derivatives (Wang et al. 2019, supplement, eqs. 3, 9); 0
     without positive or without negative pairs."""
     count, part = sums[:, :, 1:].unbind(1)                          # (2, R-1)
     n = count.sum(1, keepdim=True).clamp(min=1)                     # (2, 1) numbers of pairs
@@ -71,8 +71,8 @@ def overlap(
 
 # %% ../../nbs/11_losses.histogram.ipynb #b3ca9c3b
 class Histogram(PairLoss):
-    """`Σ_r h⁻_r Σ_{q≤r} h⁺_q`: the chance that a random negative pair is more similar than a
-    random positive one (Wang et al. 2019, supplement, eq. 3)"""
+    """The chance that a random negative pair is more similar than a random positive one, by soft
+    histograms (Wang et al. 2019, supplement, eq. 3)"""
     statistics_passes = 1
     opaque = symmetric = True
 

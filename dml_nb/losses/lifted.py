@@ -24,7 +24,8 @@ from ..weighting import PairLoss, check_miner, log_sum_exp
 
 # %% ../../nbs/12_losses.lifted.ipynb #b022e32c
 class LiftedStructure(PairLoss):
-    "Σ_i [ log Σ_P e^{λ-S} + log Σ_N e^S ]₊ over anchors with both sides (Wang et al. 2019, eq. 6)"
+    """The hinge of two log-sums, of the anchor's positives and of its negatives, summed over
+    anchors with both sides (Wang et al. 2019, eq. 6)"""
     def __init__(
         self,
         lam:float=1., # margin
@@ -44,8 +45,8 @@ class LiftedStructure(PairLoss):
 
 # %% ../../nbs/12_losses.lifted.ipynb #856063e0
 class LiftedStructureStar(PairLoss):
-    """(1/B) Σ_i { 1/α log Σ_P e^{-αS} + 1/β log Σ_N e^{βS} }, a side without pairs left out
-    (Wang et al. 2019, eq. 16), on mined pairs if there is a miner"""
+    """A sharp log-sum for each side of an anchor, averaged over anchors, a side without pairs left
+    out (Wang et al. 2019, eq. 16), on mined pairs if there is a miner"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

@@ -4,7 +4,7 @@ The multi-similarity loss first *mines* the pairs of each anchor that are hard c
 other side, then *weights* them by how similar they are and by how they compare with their own
 side. It is equations 11 to 15 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
 *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019.
- After this page you can say which of three similarities moves a weight, prove the
+After this page you can say which of three similarities moves a weight, prove the
 weight, and mine pairs for any other loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.multisimilarity.html.md"""
@@ -72,8 +72,8 @@ class MultiSimilarityMiner(Miner):
 
 # %% ../../nbs/15_losses.multisimilarity.ipynb #4ee44084
 class MultiSimilarity(PairLoss):
-    """(1/B) Σ_i { 1/α log(1 + Σ_P e^{-α(S-λ)}) + 1/β log(1 + Σ_N e^{β(S-λ)}) } on mined pairs
-    (Wang et al. 2019, eq. 15)"""
+    """A log-sum with a 1 for each side of an anchor, sharp in alpha and beta around lam, averaged
+    over anchors, on mined pairs (Wang et al. 2019, eq. 15)"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

@@ -1,7 +1,7 @@
 """One positive against all negatives, and all positives against all.
 
-N-pairs asks of every positive that it beats all negatives at once. NCA (neighbourhood component
-analysis) asks that a random neighbour, drawn by softmax, has the right class. Both are one
+N-pairs requires every positive to beat all negatives at once. NCA (neighbourhood component
+analysis) requires a random neighbour, drawn by softmax, to have the right class. Both are one
 softplus of log-sums. The equations are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
 *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, eq. 3, and
 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair
@@ -27,8 +27,8 @@ from ..weighting import PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/13_losses.neighbours.ipynb #a1985e31
 class NPairs(PairLoss):
-    """Mean over all ordered (anchor, positive) of log(1 + Σ_n exp(s (S_an - S_ap))) (Roy et al.
-    2022, eq. 3)"""
+    """The cross entropy of a positive against the negatives of its anchor, averaged over all
+    ordered (anchor, positive) (Roy et al. 2022, eq. 3)"""
     def __init__(
         self,
         scale:float=1., # s, the sharpness of the softmax: an inverse temperature
@@ -57,8 +57,8 @@ def n_pairs(
 
 # %% ../../nbs/13_losses.neighbours.ipynb #377dc8e1
 class NCA(PairLoss):
-    """Σ_i [log Σ_{k≠i} exp(s S_ik) - log Σ_P exp(s S_ip)]: minus the log-probability of a right
-    neighbour (Wang et al. 2019, supplement, eq. 1 with its sign turned)"""
+    """Minus the log-probability of a right neighbour, summed over anchors (Wang et al. 2019,
+    supplement, eq. 1 with its sign turned)"""
     def __init__(
         self,
         scale:float=1., # s, the sharpness of the softmax: an inverse temperature

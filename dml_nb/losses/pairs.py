@@ -2,7 +2,7 @@
 
 Contrastive and binomial losses weight a pair by its own similarity and by nothing else;
 BinLifted averages the binomial weight with one that compares the pair with its rivals;
-`EqualWeights` weights what a miner keeps, all alike. X. Wang, X. Han, W. Huang, D. Dong and M.
+`EqualWeights` gives all pairs that a miner keeps the same weight. X. Wang, X. Han, W. Huang, D. Dong and M.
 R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019,
 equations 4, 9, 10, and its supplement, equations 10 and 11. After this page
 you can prove each weight, run the losses with any miner, and show from the weights where an
@@ -75,8 +75,8 @@ def sum_softplus(
 
 # %% ../../nbs/10_losses.pairs.ipynb #0f5d31f7
 class Binomial(PairLoss):
-    """Σ_i { 1/P_i Σ_P log(1 + e^{α(λ-S)}) + 1/N_i Σ_N log(1 + e^{β(S-λ)}) } (Wang et al. 2019, eq.
-    9), on mined pairs if there is a miner"""
+    """Per anchor the mean softplus of its positives and that of its negatives, summed over anchors
+    (Wang et al. 2019, eq. 9), on mined pairs if there is a miner"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives
@@ -109,8 +109,8 @@ class Binomial(PairLoss):
 
 # %% ../../nbs/10_losses.pairs.ipynb #b5a511e3
 class EqualWeights(PairLoss):
-    """(1/B) Σ_i { Σ_N S - Σ_P S } over the pairs that a miner keeps (Wang et al. 2019, section
-    5.1: mining without weighting)"""
+    """Per anchor the sum of negative less that of positive similarities, averaged over anchors, on
+    the pairs that a miner keeps (Wang et al. 2019, section 5.1: mining without weighting)"""
     def __init__(
         self,
         miner=None, # object with `mine(P, N, pairs)`; None: all pairs
@@ -130,8 +130,8 @@ class EqualWeights(PairLoss):
 
 # %% ../../nbs/10_losses.pairs.ipynb #f8b4e6e2
 class BinLifted(PairLoss):
-    """Weights ½(σ(β(S-λ)) + softmax_N(βS)) on negatives and ½(σ(α(λ-S)) + softmax_P(-αS)) on
-    positives (Wang et al. 2019, supplement, eq. 10)"""
+    """The weight of a pair is the mean of its binomial weight and its softmax among the pairs of
+    its side (Wang et al. 2019, supplement, eq. 10)"""
     def __init__(
         self,
         alpha:float=2., # sharpness on positives

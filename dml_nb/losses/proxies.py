@@ -7,8 +7,8 @@ all classes, at every step. Proxy-NCA (Movshovitz-Attias et al., 2017), the norm
 several centres (Deng et al., 2020), SoftTriple (Qian et al., 2019) and Proxy-Anchor (Kim et
 al., 2020) all do this. Here S, the matrix of similarities, has a row for each image and a column
 for each proxy, W is the derivative of the loss by S, and gradients go to both kinds of rows. After
-this page you can turn any pair loss into a proxy loss, and say what each margin does to the
-weights.
+this page you can turn any pair loss into a proxy loss, and explain what each margin does to
+the weights.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.proxies.html.md"""
 
@@ -112,7 +112,7 @@ def operands(
     z, labels, # as `forward` takes them
     others:tuple, # ref, ref_labels, self_index, tuples
 ) -> tuple: # anchors, their classes, references, their classes
-    "What the loss within is asked about. Raises TypeError or ValueError for no batch."
+    "The arguments of the loss within. Raises TypeError or ValueError for an invalid batch."
     for name, given in zip(('ref', 'ref_labels', 'self_index', 'tuples'), others):
         if given is not None:
             raise ValueError(f'{name}: expected None, since items are compared with proxies '
@@ -203,8 +203,8 @@ def meet(
 
 # %% ../../nbs/25_losses.proxies.ipynb #6d78e251
 class ClassSoftmax(PairLoss):
-    """Mean over items of log(1 + Σ_{c≠y} e^{s (M_c - ψ(M_y))}) with ψ(M) = M - m. References are
-    proxies in the order of classes 0 to C - 1, `centers` of each (Eqs. 1, 2)"""
+    """Cross entropy of the own class, its similarity lowered by a margin, averaged over items.
+    References are proxies in the order of classes 0 to C - 1, `centers` of each (Eqs. 1, 2)"""
     masked = 2**18           # it reads classes alone, and neither masks nor lists
 
     def __init__(
@@ -279,8 +279,8 @@ class NormalizedSoftmax(Proxies):
 
 
 class ProxyNCA(Proxies):
-    """Mean of -log of e^{-‖x-w_y‖²} / Σ_c e^{-‖x-w_c‖²}, the softmax of 2S (Movshovitz-Attias et
-    al., 2017), as N-pairs against proxies"""
+    """Cross entropy of the own class under a softmax of minus squared distances (Movshovitz-Attias
+    et al., 2017), as N-pairs against proxies"""
     def __init__(
         self,
         classes:int, # C
@@ -360,7 +360,7 @@ class SubCenterArcFace(Proxies):
 
 # %% ../../nbs/25_losses.proxies.ipynb #be8e6190
 class SoftCenters(ClassSoftmax):
-    "The same with M = Σ_k p_k S_k, p = softmax(S/γ) over the centres of a class (Eq. 4)"
+    "The same with a softmax-weighted mean of the similarities to the centres of a class (Eq. 4)"
     def __init__(self, la, gamma, margin, centers, **kwargs):
         super().__init__(margin, la, centers, **kwargs)
         self.gamma = check_number('gamma', gamma, above=0)
@@ -420,8 +420,8 @@ class SoftTriple(Proxies):
 
 # %% ../../nbs/25_losses.proxies.ipynb #4988714f
 class AnchorSums(PairLoss):
-    """Mean over anchors with positives of log(1 + Σ_P e^{-α (S - δ)}) + mean over all anchors of
-    log(1 + Σ_N e^{α (S + δ)}) (Eq. 6)"""
+    """A log-sum with a 1 of each side of an anchor, positives averaged over anchors that have some,
+    negatives over all anchors (Eq. 6)"""
     def __init__(
         self,
         margin:float=.1, # δ

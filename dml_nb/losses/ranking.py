@@ -1,11 +1,11 @@
 """Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 
-A search is judged by ranks: by average precision, or by what stands among the first k. Ranks are
-steps, and steps have no gradient. The losses of this page put something smooth in their place:
-Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) a
-sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram; the ranked list loss (Wang
-et al., 2019) asks for a gap in the list and imitates no measure. After this page you can say how
-far each is from what it imitates, train with it in blocks, and tell why two programs print
+A search is judged by ranks: by average precision, or by the first k results. Ranks are step
+functions, and steps have no gradient. The losses of this page replace them by something smooth:
+Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) use a
+sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram. The ranked list loss (Wang
+et al., 2019) requires a gap in the list and imitates no measure. After this page you can say how
+far each is from the measure, train with it in blocks, and explain why two programs print
 different values for one batch.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.ranking.html.md"""
@@ -99,8 +99,8 @@ class RankLoss(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #b824a1df
 class SmoothAP(RankLoss):
-    """1 - (1/P) Σ r⁺ / r, mean over anchors with positives: average precision with sigmoids
-    for steps (Brown et al., 2020)"""
+    """One less average precision, with sigmoids for steps, averaged over anchors with positives
+    (Brown et al., 2020)"""
     def __init__(
         self,
         temperature:float=.01, # τ, of differences of similarities
@@ -118,8 +118,8 @@ class SmoothAP(RankLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #7fedfd53
 class RecallAtK(RankLoss):
-    """1 - mean over k of min(k, Σ_p σ((k + o - r_p) / τ_k)) / min(k, P_a), mean over anchors with
-    positives (Patel, Tolias and Matas, 2022)"""
+    """One less the share of positives among the first k, with sigmoids for steps, averaged over k
+    and over anchors with positives (Patel, Tolias and Matas, 2022)"""
     def __init__(
         self,
         ks:tuple=(1, 2, 4, 8, 16), # how many places count, one or more numbers
@@ -188,8 +188,8 @@ def look_up(
 
 # %% ../../nbs/24_losses.ranking.ipynb #b7a889eb
 class FastAP(PairLoss):
-    """1 - (1/P) Σ h⁺ H⁺ / H, mean over anchors with positives: average precision of a
-    histogram of squared distances (Cakir et al., 2019)"""
+    """One less average precision of a histogram of squared distances, averaged over anchors with
+    positives (Cakir et al., 2019)"""
     opaque = True
 
     def __init__(
@@ -241,8 +241,8 @@ def weighted_average(
 
 # %% ../../nbs/24_losses.ranking.ipynb #a983457e
 class RankedList(PairLoss):
-    """(1 - λ) times a weighted mean of [d_ap - (α - m)]₊ plus λ times one of [α - d_an]₊, mean
-    over anchors, d = √(2 - 2S), weights e^{T h} (Wang et al., 2019)"""
+    """Weighted means of how far positives lie beyond and negatives within the two boundaries of
+    distance, averaged over anchors (Wang et al., 2019)"""
     def __init__(
         self,
         margin:float=.4, # m, width of the gap

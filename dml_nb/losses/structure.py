@@ -34,7 +34,7 @@ from ..weighting import PairLoss, settings
 
 # %% ../../nbs/26_losses.structure.ipynb #a910e132
 class Relation(Batch):
-    "Who is positive to whom by one relation, found for a block of anchors at a time"
+    "The positives of one relation, found for a block of anchors at a time"
     def __init__(
         self,
         table:Batch, # of the labels
@@ -97,7 +97,7 @@ class Structured(PairLoss):
         raise TypeError(f'{type(self).__name__} has no relations(table)')
 
     def value_and_weights(self, S, pairs):
-        "Of a loss that wants all of S: each relation orders the rows anew."
+        "Of a loss that needs all of S: each relation orders the rows anew."
         value, W = S.new_zeros((), dtype=torch.float64), torch.zeros_like(S)
         for weight, batch in self.relations(pairs.batch):
             value_k, W_k = weigh(self.loss, S, batch)
@@ -135,7 +135,7 @@ def check_inner(
 
 # %% ../../nbs/26_losses.structure.ipynb #19f0e65d
 class Shares(Structured):
-    "The loss on sets of labels: two items are positives if they share `at_least` so many"
+    "The loss on sets of labels: two items are positives if they share at least `at_least` labels"
     def __init__(
         self,
         loss:PairLoss, # any that needs no classes
@@ -163,7 +163,7 @@ class Shares(Structured):
 
 # %% ../../nbs/26_losses.structure.ipynb #c9bae501
 class Levels(Structured):
-    "Σ_l w_l · the loss on the classes of level l; column 0 is the finest level"
+    "The weighted sum of the loss over levels of classes; column 0 is the finest level"
     of_classes = True
 
     def __init__(
@@ -204,8 +204,8 @@ class Levels(Structured):
 
 # %% ../../nbs/26_losses.structure.ipynb #6f41ecc0
 class Graded(Structured):
-    """Σ_k (t_k - t_{k-1}) · the loss on [r ≥ t_k], over the distinct relevances t_k > 0 of the
-    pairs of a batch: the layer-cake formula"""
+    """The loss on the pairs of at least each relevance in turn, weighted by the steps between the
+    distinct relevances of a batch: the layer-cake formula"""
     reads_pairs = True
 
     def __init__(
@@ -220,7 +220,8 @@ class Graded(Structured):
 
     def read_labels(self, labels, n, device, columns=None, name='labels'):
         r = plain(torch.as_tensor(labels, device=device))
-        if not r.is_floating_point() or r.ndim != 2 or len(r) != n or columns not in (None, r.shape[1]):
+        fits = r.ndim == 2 and len(r) == n and columns in (None, r.shape[1])
+        if not (r.is_floating_point() and fits):
             shape = f'({n}, {"R" if columns is None else columns})'
             raise TypeError(f'{name}: expected relevances {shape} between 0 and 1, got {r.dtype} of '
                             f'shape {tuple(r.shape)}')

@@ -87,9 +87,9 @@ def hinge_listed(
 
 # %% ../../nbs/18_losses.triplet.ipynb #1ac0a3e2
 class Triplet(PairLoss):
-    """Mean over all triplets of [S_an - S_ap + m]₊ (Wang et al. 2019, eq. 5; Anonymous 2023, eq.
-    2), or, with `distance='sqeuclidean'`, of [‖a-p‖² - ‖a-n‖² + m]₊ (Roy et al. 2022, eq. 3; Yu et
-    al. 2018, eqs. 5 and 8)."""
+    """The hinge of every triplet's negative over its positive similarity, averaged over all
+    triplets (Wang et al. 2019, eq. 5; Anonymous 2023, eq. 2), or with `distance='sqeuclidean'`
+    of squared distances (Roy et al. 2022, eq. 3; Yu et al. 2018, eqs. 5 and 8)."""
     reductions = 'mean', 'sum'
     opaque = True
     masked = 2**12
@@ -296,8 +296,8 @@ class RandomTriplets(UniformSelection):
 
 
 class SemiHard(UniformSelection):
-    """For every ordered (anchor, positive) one negative, uniform among those with
-    d_ap² ≤ d_an² < d_ap² + margin (Yu et al. 2018, eq. 7)"""
+    """For every ordered (anchor, positive) one negative, uniform among those farther than the
+    positive by less than `margin`, in squared distances (Yu et al. 2018, eq. 7)"""
     def __init__(
         self,
         margin:float=.2, # of squared distances: half of it as a similarity
@@ -313,7 +313,8 @@ class SemiHard(UniformSelection):
 
 # %% ../../nbs/18_losses.triplet.ipynb #edef62be
 class BatchHard(PairLoss):
-    "1/B Σ_i [max_N S - min_P S + m]₊ (Qi et al. 2020, eq. 28; Hermans, Beyer and Leibe, 2017)."
+    """The hinge of an anchor's hardest negative over its hardest positive, averaged over anchors
+    (Qi et al. 2020, eq. 28; Hermans, Beyer and Leibe, 2017)."""
     def __init__(
         self,
         margin:float=.1, # of similarities
@@ -334,8 +335,8 @@ class BatchHard(PairLoss):
 
 # %% ../../nbs/18_losses.triplet.ipynb #c734faac
 class HAP2S(PairLoss):
-    """1/B Σ_i [Σ q⁻S / Σ q⁻ - Σ q⁺S / Σ q⁺ + m]₊ with constant q: exp(∓S/γ) (Qi et al. 2020, eqs.
-    29 to 31), or (1 + d)^α and (1 + d)^(-2α) with d = √(2 - 2S) (Yu, Dou et al., 2018)."""
+    """As BatchHard with weighted means for both extremes; the weights, exponential (Qi et al. 2020,
+    eqs. 29 to 31) or polynomial (Yu, Dou et al., 2018), are held fixed."""
     def __init__(
         self,
         margin:float=.1, # of similarities

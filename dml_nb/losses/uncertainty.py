@@ -1,10 +1,10 @@
-"""The worst weighted mean of some losses, exactly, for nine sets of weights.
+"""The worst weighted mean of a list of losses, exactly, for nine sets of weights.
 
 A mean of losses can be replaced by the largest *weighted* mean that a set of weights allows. A
 small set stays near the mean; a large one looks at the hardest losses only. This page solves
 that inner problem for each set of Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A Simple and
-Effective Framework for Pairwise Deep Metric Learning*, for the balls that its theory
-speaks of, and for any φ-divergence. After this page you can solve each problem by hand, and add
+Effective Framework for Pairwise Deep Metric Learning*, for the balls in its theory,
+and for any φ-divergence. After this page you can solve each problem by hand, and add
 a set of your own in ten lines.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.uncertainty.html.md"""
@@ -188,8 +188,8 @@ def keep_largest(
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #721ccfba
 class TopK(UncertaintySet):
-    """0 ≤ p ≤ 1/K: the mean of the K largest losses, for real K up to n; equals at the edge share
-    what is left (Qi et al. 2020, DRO-TopK)."""
+    """No weight above 1/K: the mean of the K largest losses, for real K up to n; equals at the edge
+    share the rest (Qi et al. 2020, DRO-TopK)."""
     def __init__(
         self,
         k:float, # above 0; 1 and below: the largest loss, n and above: the mean
@@ -256,8 +256,8 @@ def centre_and_excess(
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #32b4547f
 class KLPenalty(UncertaintySet):
-    """Σ p l - γ KL(p‖1/n), at most γ log mean e^{l/γ}, with p = softmax(l/γ) (Qi et al. 2020,
-    DRO-KL)."""
+    """The weighted mean less gamma times the divergence from equal weights; the worst weights are a
+    softmax (Qi et al. 2020, DRO-KL)."""
     def __init__(
         self,
         gamma:float, # price of leaving the uniform weights, above 0
@@ -368,7 +368,8 @@ class RootSearch(NamedTuple):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #8274a0c6
 class KLBall(Ball):
-    "KL(p‖1/n) ≤ ρ: p ∝ e^{s l}, as sharp as the ball admits."
+    """Weights with a KL divergence of at most rho from equal ones: a softmax, as sharp as the ball
+    admits."""
     statistics_passes = 1 + 24
 
     def radius(self):
@@ -404,7 +405,8 @@ class KLBall(Ball):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #f3d1864b
 class ChiSquareBall(Ball):
-    "Σ (n p - 1)²/2n ≤ ρ/n: p ∝ [l - η]₊ (the exact left side of Qi et al. 2020, Theorem 1)."
+    """Weights within a chi-squared ball of radius rho/n around equal ones: a ramp cut at 0 (the
+    exact left side of Qi et al. 2020, Theorem 1)."""
     statistics_passes = 1 + 1 + 5
 
     def budget(self, known): # C
@@ -516,7 +518,8 @@ def summarize(self:ChiSquareBall, gathered, known):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #73f33bb7
 class VariancePenalty(Ball):
-    "mean + √(2ρ Var/n), the right side of Qi et al. 2020, Theorem 1; its p may be negative."
+    """The mean plus a multiple of the standard deviation, the right side of Qi et al. 2020, Theorem
+    1; weights may be negative."""
     statistics_passes = 2
     probabilities = False
 
@@ -541,8 +544,8 @@ class VariancePenalty(Ball):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #550de8d4
 class PhiBall(Named):
-    """Σ φ(n p)/n ≤ ρ for a strictly convex φ with φ(1) = φ'(1) = 0, given by its conjugate
-    `φ*`: p = `φ*'(a v - b)/n` with v = l - max l."""
+    """Weights within a ball of any strictly convex divergence, given by the conjugate of its
+    function φ, with φ(1) = 0 and slope 0 there."""
     probabilities = True
     inner, outer = 9, 20       # evaluations of the search for b, and of that for a
 

@@ -1,14 +1,14 @@
 """Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 
-`LossCallback(Triplet(), .5)` adds half a triplet loss to what any fastai `Learner` minimises, a
-classifier's too. `PairStatistics` watches any loss and raises an alarm if the embeddings collapse.
+`LossCallback(Triplet(), .5)` adds half a triplet loss to the loss of any fastai `Learner`,
+also of a classifier. `PairStatistics` watches any loss and raises an alarm if the embeddings collapse.
 [A callback for each paper](52_training.methods.ipynb) is made of the same parts.
 
-- Some numbers become columns of the recorder; all of them stand in `history`, one plain
-  dictionary for each epoch, and `plot()` draws them. In a notebook with a progress bar the
+- Some numbers become columns of the recorder. `history` holds all of them, one plain dictionary
+  per epoch, and `plot()` draws them. In a notebook with a progress bar the
   figure is live.
-- Watching looks at the embeddings that training has computed anyway, in one batch of eight, and
-  draws no random number that training would have drawn: the weights stay the same bit for bit.
+- Watching uses the embeddings that training computes anyway, in one batch of eight, and leaves
+  the random numbers of training alone: the weights stay the same bit for bit.
 
 Docs: https://dml-nb.github.io/dml_nb/training.callbacks.html.md"""
 
@@ -268,7 +268,7 @@ def set_checked(
     name:str, # of a setting
     value, # a number
 ):
-    "`loss.name = value`. Raises ValueError for what the constructor refuses."
+    "`loss.name = value`. Raises ValueError for what the constructor rejects."
     check_number(name, value)
     if isinstance(loss, PairLoss) and not any(True for _ in loss.parameters()):
         type(loss)(**arguments(loss) | {name: value})
@@ -294,7 +294,7 @@ class LossCallback(Watcher):
     """Adds weight · loss(embeddings, labels) to what a Learner minimises.
 
     Raises `TypeError` for what is no loss, for a schedule that is no function, and beside `MixUp`,
-    whose labels are blends; `ValueError` for settings that the loss refuses."""
+    whose labels are blends; `ValueError` for settings that the loss rejects."""
 
     def __init__(self,
         loss, # called with (embeddings, labels), as any of `dml_nb.losses`
@@ -444,7 +444,7 @@ BINS = 40                                                       # of similaritie
 def sides(
     labels:Tensor, # (B,) integers, -1 for unlabelled
 ) -> tuple: # (B, B) positives; (B, B) negatives
-    "Who is paired with whom, without oneself and without unlabelled items."
+    "Which items are paired, without pairs of an item with itself and without unlabelled items."
     known = (labels[:, None] >= 0) & (labels >= 0)
     known.fill_diagonal_(False)
     alike = labels[:, None] == labels

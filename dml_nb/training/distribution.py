@@ -1,10 +1,10 @@
-"""One loss of the rows of all processes, with the exact gradient.
+"""One loss over the rows of all processes, with the exact gradient.
 
 A loss on pairs needs the rows of all processes: a pair may have one row here and one there.
-`distributed(loss)` wraps any loss. Each process calls it with its own embeddings and labels,
-however many those are; all processes together make the one table of pairs, share its blocks out,
-and add value and gradient with one all-reduce. What `DistributedDataParallel` then averages is
-the gradient that one process with all the rows would have, to rounding, for every loss of the
+`distributed(loss)` wraps any loss. Each process calls it with any number of its own embeddings
+and labels. Together the processes make one table of pairs, divide its blocks among themselves,
+and add value and gradient with one all-reduce. The average that `DistributedDataParallel` then
+takes is, to rounding, the gradient of one process with all the rows, for every loss of the
 package. Without a process group the wrapped loss is the loss itself, so the same script runs
 with one process and with many.
 

@@ -1,14 +1,14 @@
 """A checkpoint every few steps, and after a kill the same weights as without it
 
-`learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` writes where training
-stands, every 200 steps. If the process dies, whatever the reason, run the same script again: it
-goes on from the last checkpoint, and ends, on a CPU, with the same weights to the last bit.
-Several processes that train together do the same with the same line.
+`learn.fit_one_cycle(20, 1e-3, cbs=Checkpoints('runs/birds', every=200))` saves a
+training every 200 steps. If the process dies, run the same script again: it resumes from the last
+checkpoint and ends, on a CPU, with the same weights to the last bit. The same line works for
+several processes that train together.
 
 A checkpoint is a folder of one safetensors and one JSON file, with a hash of each, and one more
 safetensors file for each further process. There is no pickle in it, so reading one runs no code.
-It is written beside the others and renamed, so that a process killed while it writes leaves the
-checkpoint before.
+It is written under another name and then renamed, so a process killed while writing leaves the
+previous checkpoint intact.
 
 Docs: https://dml-nb.github.io/dml_nb/training.recovery.html.md"""
 
@@ -318,7 +318,8 @@ def loss_text(
     """What it prints, for a loss that is not of this package with the module that it is from, and
     a hash of what it does not print."""
     module = type(loss).__module__
-    text = printed(loss) if module.startswith(('dml_nb.', 'builtins')) else f'{module}.{printed(loss)}'
+    own = module.startswith(('dml_nb.', 'builtins'))
+    text = printed(loss) if own else f'{module}.{printed(loss)}'
     hidden = function_text(loss) if isinstance(loss, FunctionType) else unprinted(loss)
     return f'{text}, code {hash_of(hidden)[:16]}' if hidden else text
 

@@ -176,6 +176,56 @@ def test_sets_from_an_index_to_browse(table):
     assert client.get('/weights.json?loss=angular').status_code == 400
 
 
+@pytest.fixture(scope='module')
+def tags(table, tmp_path_factory):
+    "The same pictures, whose labels stand in a JSON elsewhere"
+    with open(table/'table.csv') as file:
+        rows = list(csv.DictReader(file))
+    labels = {row['path']: [part for part in row['tags'].split('|') if part != '-1'] for row in rows}
+    path = tmp_path_factory.mktemp('tags')/'labels.json'
+    path.write_text(json.dumps(labels))
+    return path
+
+
+def test_a_json_of_sets_is_a_table(table, tags):
+    "It is measured and indexed as the table with the same sets, by the model of that table"
+    of_table, of_tags = (json.loads(dml('evaluate', table/'model', *words, '--json')[1]) for words in (
+        (table/'table.csv',), (tags, '--images', table)))
+    assert of_tags.pop('data') == 'labels' and of_table.pop('data') == 'table'
+    assert of_tags == of_table and of_tags['measures']['unlabelled'] == 1
+    status, out, err = dml('index', table/'model', tags, '--images', table, '--out', tags.parent/'index')
+    assert status == 0 and not err, err
+    seen = Collection(tags.parent/'index')
+    place = {path: i for i, path in enumerate(seen.paths)}
+    assert seen.class_name(place['7.png']) == 'tag1 | tag2' and seen.class_name(place['1.png']) == ''
+    assert seen.relation(place['7.png'], place['6.png']) == 'right'
+    assert TestClient(create_app(seen)).get('/map.json').json()['names'][:5] == [
+        f'tag{i}' for i in range(5)]
+
+
+def test_a_json_of_sets_from_training_to_an_index(table, tags):
+    model, images = tags.parent/'model', ('--images', table)
+    status, out, err = dml('train', tags, *images, '--out', model, *SHORT)
+    assert status == 0 and 'of 5 classes' in out, err
+    record = json.loads((model/'training.json').read_text())
+    assert record['settings']['multi_label'] == '|' and 'Shares(' in record['settings']['loss']
+    for words in (('evaluate', model, tags, '--part', 'held-out'),
+                  ('index', model, tags, '--out', tags.parent/'own index')):
+        status, out, err = dml(*words, *images)
+        assert status == 0 and 'decided' not in err, err
+    found = json.loads(dml('search', tags.parent/'own index', table/'7.png', '--label', 'tag1', '--k',
+                           99, '--json')[1])[0]['found']
+    assert len(found) > 20 and all('tag1' in each['labels'] for each in found)
+    wrong = tags.parent/'wrong.json'
+    for text, said in (('{"0.png": "tag0"}', 'labels of 0.png, got "tag0"'), ('[', 'no such JSON'),
+                       ('{}', 'it is empty'), ('{"0.png": ["a"], "none.png": ["b"]}', 'none.png first')):
+        wrong.write_text(text)
+        status, out, err = dml('train', wrong, *images, '--out', tags.parent/'none', *SHORT)
+        assert status == 2 and said in err and err.count('\n') == 1, err
+    status, out, err = dml('train', tags.parent/'nothing.json', '--out', tags.parent/'none', *SHORT)
+    assert status == 2 and 'there is no such file' in err and err.count('\n') == 1
+
+
 def test_embeddings_of_sets_are_read_again(table):
     status, out, err = dml('embed', table/'model', table/'table.csv', '--out', table/'z.npz')
     again = load_data(f'features:{table/"z.npz"}')

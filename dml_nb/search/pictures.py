@@ -30,11 +30,12 @@ from ..support.storage import write_atomically
 from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
-from ..data.images import ImageSet, _opened, codes_of_groups, counts_of_classes
+from ..data.images import (
+    ImageSet, _opened, codes_of_groups, counts_of_classes, is_sets)
 from ..data.readers import Folder, _Archive, _files_and_folders
 from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import sets_and_classes, split_by_class, split_by_image
-from ..data.tables import levels_by, table_classes, table_places, with_levels
+from ..data.tables import JOINED, levels_by, table_classes, table_places, with_levels
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
 def is_by_files(group) -> bool:
@@ -236,9 +237,10 @@ def located(
         separator = rule.pop('multi_label', None)
         base, files, table = table_places(place, **rule)
         labels, classes = table_classes(place, table, separator)
-        if separator is not None:
+        if is_sets(labels):
             sets = [[classes[c] for c in np.flatnonzero(row)] for row in labels]
-            return base, files, [dict(label=separator.join(names), labels=names) for names in sets]
+            return base, files, [dict(label=(separator or JOINED).join(names), labels=names)
+                                 for names in sets]
         names = [[*classes, ''][label] for label in labels]
         return base, files, facts_of(data, names, levels, then, table['beside'])
     if kind == 'folder' and place.is_dir():

@@ -3,6 +3,7 @@ import contextlib
 import csv
 import io
 import json
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -226,6 +227,46 @@ def test_a_json_of_sets_from_training_to_an_index(table, tags):
     assert status == 2 and 'there is no such file' in err and err.count('\n') == 1
 
 
+@pytest.fixture(scope='module')
+def shelves(tmp_path_factory):
+    "Forty pictures in folders of a hue and of a kind; every third one lies in two folders"
+    root = tmp_path_factory.mktemp('shelves')
+    for i in range(40):
+        paint(root/'photos'/f'kind{i % 4}'/f'{i}.png', i % 3, i % 4, i)
+        if i % 3 == 0:
+            again = root/'photos'/f'hue{i % 2}'/f'{i} again.png'
+            again.parent.mkdir(exist_ok=True)
+            again.write_bytes((root/'photos'/f'kind{i % 4}'/f'{i}.png').read_bytes())
+    status, out, err = dml('train', root/'photos', '--multi-label', 'folders', '--out', root/'model',
+                           *SHORT)
+    assert status == 0 and 'merged 14 of 54 files' in err and '14 of 40 pictures' in err, err
+    assert 'of 6 classes' in out
+    return root
+
+
+def test_a_picture_in_several_folders_is_one(shelves):
+    settings = json.loads((shelves/'model'/'training.json').read_text())['settings']
+    assert settings['multi_label'] == 'folders' and 'Shares(' in settings['loss']
+    assert load_embedder(shelves/'model'/'embedder').facts['multi_label'] == 'folders'
+    found = json.loads(dml('evaluate', shelves/'model', shelves/'photos', '--json')[1])
+    assert found['pictures'] == 40 and sum(row['queries'] for row in found['worst_classes']) > 40
+    shutil.make_archive(shelves/'photos', 'zip', shelves/'photos')
+    of_zip = json.loads(dml('evaluate', shelves/'model', shelves/'photos.zip', '--json')[1])
+    assert of_zip['measures'] == found['measures']
+    status, out, err = dml('index', shelves/'model', shelves/'photos', '--out', shelves/'index')
+    assert status == 0 and 'merged 14 of 54 files' in err and 'decided' not in err
+    seen = Collection(shelves/'index')
+    place = {path: i for i, path in enumerate(seen.paths)}
+    assert len(place) == 40
+    one, other = place['hue0/0 again.png'], place['kind1/1.png']
+    assert seen.class_name(one) == 'hue0 | kind0' and seen.class_name(other) == 'kind1'
+    assert [seen.relation(one, place[name]) for name in (
+        'kind0/4.png', 'hue0/6 again.png', 'kind1/1.png')] == ['right', 'right', 'wrong']
+    assert 'hue0 | kind0' in TestClient(create_app(seen)).get(f'/item/{one}').text
+    status, out, err = dml('evaluate', shelves/'model', shelves/'photos', '--depth', '1', '--json')
+    assert 'decided by folders, at depth leaf, those of equal files together' in err
+
+
 def test_embeddings_of_sets_are_read_again(table):
     status, out, err = dml('embed', table/'model', table/'table.csv', '--out', table/'z.npz')
     again = load_data(f'features:{table/"z.npz"}')
@@ -250,7 +291,7 @@ def test_what_is_wrong_takes_one_line(nested, table, tmp_path):
             ((nested/'photos', '--level', 'genus'), "got 'genus'"),
             ((nested/'photos', '--level', tmp_path/'parents.csv'), "has none"),
             ((nested/'photos', '--level', tmp_path/'none.csv'), 'no such file'),
-            ((nested/'photos', '--multi-label', '|'), 'multi_label: expected an option of folder'),
+            ((nested/'photos', '--multi-label', '|'), "multi_label: expected folders, which"),
             ((broken, '--multi-label', '|', *columns), 'line 2: expected a label on each side'),
             ((table/'table.csv', '--multi-label', '|', '--levels', *columns), 'got sets of labels'),
             ((nested/'photos', '--levels', '--loss', 'proxy_nca'), 'make one for each'),

@@ -396,7 +396,8 @@ Images = Annotated[str, typer.Option(
     help='Folder or zip with the pictures of a table; by default they lie beside it.')]
 MultiLabel = Annotated[str, typer.Option(
     help='What separates the labels of a picture in a table, as "|" for a|b: it is alike to all '
-         'that share one.')]
+         'that share one. With folders, equal files in several folders are one picture with the '
+         'labels of all of them.')]
 Levels = Annotated[bool, typer.Option(
     '--levels', help='The folders around the folders of classes are classes above them.')]
 Level = Annotated[list[str], typer.Option(

@@ -136,7 +136,11 @@ def rule_of(
 ) -> dict: # without the options that only the other one takes
     from dml_nb.data.sources import options_of
     own, others = options_of(data), options_of(other)
-    return {name: value for name, value in rule.items() if name in own or name not in others}
+    rule = {name: value for name, value in rule.items() if name in own or name not in others}
+    if 'multi_label' in rule and ('depth' in own) != ('depth' in others):
+        if ('depth' in own) != (rule['multi_label'] == 'folders'):      # a separator, of a table
+            del rule['multi_label']
+    return rule
 
 
 class Side(NamedTuple):

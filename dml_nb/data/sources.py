@@ -98,6 +98,8 @@ def load_data(
     of their names, further columns of a table (a list, finest first), or a CSV with a line for each
     class and those above it. `multi_label='|'` reads sets of labels from a table, as a|b. A JSON
     {"file": ["label", ...], ...}, or a list of objects with file and labels, has sets of labels.
+    `multi_label='folders'` makes files of equal content in several folders, also in a zip, one
+    picture with the labels of all of them.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""

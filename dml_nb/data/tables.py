@@ -25,7 +25,7 @@ import numpy as np
 from .classes import WORDS, levels_above, one_spelling
 from .images import ImageSet, Vectors, existing_file, is_sets, reading
 from .readers import (
-    Folder, _Archive, _leads_outside, as_integers, check_classes, numbered_classes, picture_set)
+    FOLDERS, Folder, _Archive, _leads_outside, as_integers, check_classes, numbered_classes, picture_set)
 from ..support.validate import check_choice
 
 # %% ../../nbs/31_data.tables.ipynb #7826f7fa
@@ -234,7 +234,7 @@ JOINED = '|' # what stands between the labels of a picture where they are one te
 
 
 def check_separator(separator):
-    if not isinstance(separator, str) or not separator.strip() or separator == 'folders':
+    if not isinstance(separator, str) or not separator.strip() or separator == FOLDERS:
         raise ValueError('multi_label: expected what separates the labels in a table, as |, got '
                          f'{separator!r}')
     return separator

@@ -78,6 +78,97 @@ def table(tmp_path_factory):
     return root
 
 
+def embedded(model, data, **rule):
+    "Embeddings of the pictures, as `dml evaluate` makes them, and the set"
+    model = load_embedder(model/'embedder')
+    images = load_pictures(data, model.size, model.fit, 'L', **rule_for(data, model.facts, **rule))
+    return model.embed(images, progress=False).double(), images
+
+
+def by_degrees(S, r, k=8):
+    "nDCG@8 and H-AP by their definitions: of similarities and relevances, NaN for what is not ranked"
+    found = []
+    for s, of_query in zip(S.tolist(), r.tolist()):
+        ranked = sorted((i for i, each in enumerate(of_query) if each == each),
+                        key=lambda i: (-s[i], of_query[i]))
+        rel = [of_query[i] for i in ranked]
+        if not any(rel):
+            continue
+        gain, most = (sum(each / np.log2(i + 2) for i, each in enumerate(some[:k]))
+                      for some in (rel, sorted(rel, reverse=True)))
+        places = [i for i, each in enumerate(rel) if each]
+        means = [sum(min(rel[j], rel[i]) for j in range(i + 1)) / (i + 1) for i in places]
+        found.append((gain / most, sum(means) / sum(rel)))
+    return np.mean(found, axis=0)
+
+
+def same_graded(found, relevance, S, r):
+    "Whether what the command says equals the loops; its intervals hold it"
+    assert found['relevance'] == relevance
+    np.testing.assert_allclose([found['ndcg@8'], found['h_ap']], by_degrees(S, r), atol=1e-5)
+    for key, (low, high) in found['intervals'].items():
+        assert low < found[key] < high
+
+
+def species_and_family(images):
+    "Two names of each picture, by its folders"
+    return np.array([(name, name.partition('/')[0]) for name in (
+        images.names_of(i)[0] for i in range(len(images)))])
+
+
+def test_levels_by_degrees(nested):
+    x, pictures = embedded(nested/'model', nested/'photos')
+    y = species_and_family(pictures)
+    r = (y[:, None] == y).mean(-1)                                              # 0, 1/2 or 1
+    np.fill_diagonal(r, np.nan)
+    number = np.array([path.stem for path in pictures.source.paths])[pictures.index]
+    apart = np.where(number[:, None] == number, np.nan, r)                      # one of each class
+    for words, wanted in (((), r), (('--group', 'name:.*'), apart)):
+        status, out, err = dml('evaluate', nested/'model', nested/'photos', *words, '--json')
+        assert status == 0, err
+        same_graded(json.loads(out)['graded'], 'levels', x @ x.T, wanted)
+    text = dml('evaluate', nested/'model', nested/'photos')[1]
+    assert 'by the share of common levels: nDCG@8 ' in text and '), H-AP ' in text
+
+
+def test_levels_in_a_gallery(nested, tmp_path):
+    "Species 0 is not in the gallery, its family is; species 4 is only there"
+    gallery = tmp_path/'gallery'
+    for family in range(3):
+        for species in range(1, 5):
+            for i in range(8, 11):
+                paint(gallery/f'family{family}'/f'kind{species}'/f'{i}.png', family, species, i)
+    (x, queries), (z, others) = (embedded(nested/'model', data) for data in (nested/'photos', gallery))
+    y, gy = species_and_family(queries), species_and_family(others)
+    same = y[:, None] == gy                                                     # (96, 36, 2)
+    digit, other = (np.array([path.name[0] for path in each.source.paths])[each.index]
+                    for each in (queries, others))
+    apart = np.where(digit[:, None] == other, np.nan, same.mean(-1))            # 1.png and 10.png
+    for words, wanted in (((), same.mean(-1)), (('--group', r'name:^\d'), apart)):
+        status, out, err = dml('evaluate', nested/'model', nested/'photos', '--gallery', gallery, *words,
+                               '--json')
+        assert status == 0 and 'not measured' not in err, err
+        found = json.loads(out)
+        same_graded(found['graded'], 'levels', x @ z.T, wanted)
+        S = (x @ z.T).numpy()
+        nearest = np.where(np.isnan(wanted), -2, S).argmax(1)
+        hits = same[np.arange(len(y)), nearest]                                 # (96, 2)
+        matched = (same & ~np.isnan(wanted)[..., None]).any(1)
+        for level in range(2):
+            row = found['levels'][level]
+            assert row['classes'] == (12, 3)[level]
+            np.testing.assert_allclose(
+                row['recall@1'], hits[matched[:, level], level].mean(), atol=1e-9)
+        np.testing.assert_allclose(found['nearest'][0], hits[matched[:, 0], 0].mean(), atol=1e-9)
+    flat = tmp_path/'flat'
+    for kind in (0, 1):                                     # classes of the queries, without levels
+        for i in range(3):
+            paint(flat/'family0'/f'kind{kind}'/f'{i}.png', 0, kind, i)
+    status, out, err = dml('evaluate', nested/'model', nested/'photos', '--gallery', flat, '--json')
+    assert status == 0 and 'levels: expected as many above the classes of the queries' in err
+    assert 'got 1 and 0' in err and not {'levels', 'graded'} & json.loads(out).keys()
+
+
 def test_levels_from_training_to_measures(nested):
     record = json.loads((nested/'model'/'training.json').read_text())
     assert record['settings']['levels'] == 'folders' and 'Levels(' in record['settings']['loss']
@@ -147,6 +238,18 @@ def test_sets_from_training_to_measures(table):
     hits = [bool(shares[i, S[i].argmax()]) for i in range(80) if images.labels[i].any()]
     assert abs(found['measures']['recall@1'] - np.mean(hits)) < .03             # ties apart
     assert found['measures']['unlabelled'] == 1
+    sets = images.labels.astype(float)
+    either = sets.sum(1)[:, None] + sets.sum(1) - sets @ sets.T
+    r = np.where((sets.sum(1)[:, None] == 0) | (sets.sum(1) == 0), np.nan,
+                 sets @ sets.T / np.maximum(either, 1))
+    np.fill_diagonal(r, np.nan)
+    same_graded(found['graded'], 'jaccard', z @ z.T, r)
+    assert 'by the share of common labels: nDCG@8 ' in dml(
+        'evaluate', table/'model', table/'table.csv')[1]
+    in_gallery = json.loads(dml('evaluate', table/'model', table/'table.csv', '--gallery',
+                                table/'table.csv', '--json')[1])
+    np.fill_diagonal(r, np.where(sets.any(1), 1, np.nan))                       # finds itself
+    same_graded(in_gallery['graded'], 'jaccard', z @ z.T, r)
     assert [row['name'] for row in found['worst_classes']] and len(found['worst_classes']) == 5
     assert dml('evaluate', table/'model', table/'table.csv', '--part', 'held-out')[0] == 0
     assert dml('evaluate', table/'model', table/'table.csv', '--gallery', table/'table.csv')[0] == 0

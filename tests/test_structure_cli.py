@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from dml_nb.cli import main
 from dml_nb.data import ImageSet, load_data
+from dml_nb.evaluation import evaluate_relevance
 from dml_nb.losses import InfoNCE, Levels, MultiSimilarity, Shares
 from dml_nb.search.browser import create_app
 from dml_nb.search.mistakes import Collection
@@ -82,32 +83,17 @@ def embedded(model, data, **rule):
     "Embeddings of the pictures, as `dml evaluate` makes them, and the set"
     model = load_embedder(model/'embedder')
     images = load_pictures(data, model.size, model.fit, 'L', **rule_for(data, model.facts, **rule))
-    return model.embed(images, progress=False).double(), images
+    return model.embed(images, progress=False), images
 
 
-def by_degrees(S, r, k=8):
-    "nDCG@8 and H-AP by their definitions: of similarities and relevances, NaN for what is not ranked"
-    found = []
-    for s, of_query in zip(S.tolist(), r.tolist()):
-        ranked = sorted((i for i, each in enumerate(of_query) if each == each),
-                        key=lambda i: (-s[i], of_query[i]))
-        rel = [of_query[i] for i in ranked]
-        if not any(rel):
-            continue
-        gain, most = (sum(each / np.log2(i + 2) for i, each in enumerate(some[:k]))
-                      for some in (rel, sorted(rel, reverse=True)))
-        places = [i for i, each in enumerate(rel) if each]
-        means = [sum(min(rel[j], rel[i]) for j in range(i + 1)) / (i + 1) for i in places]
-        found.append((gain / most, sum(means) / sum(rel)))
-    return np.mean(found, axis=0)
-
-
-def same_graded(found, relevance, S, r):
-    "Whether what the command says equals the loops; its intervals hold it"
+def same_graded(found, relevance, r, z, gallery=None):
+    "Whether what the command says is of these relevances (B, G); its intervals hold it"
     assert found['relevance'] == relevance
-    np.testing.assert_allclose([found['ndcg@8'], found['h_ap']], by_degrees(S, r), atol=1e-5)
+    wanted = evaluate_relevance(z, r, gallery)
     for key, (low, high) in found['intervals'].items():
+        np.testing.assert_allclose(found[key], wanted[key], atol=1e-6)
         assert low < found[key] < high
+    assert set(found) == {'relevance', 'ndcg@8', 'h_ap', 'intervals'}
 
 
 def species_and_family(images):
@@ -126,7 +112,7 @@ def test_levels_by_degrees(nested):
     for words, wanted in (((), r), (('--group', 'name:.*'), apart)):
         status, out, err = dml('evaluate', nested/'model', nested/'photos', *words, '--json')
         assert status == 0, err
-        same_graded(json.loads(out)['graded'], 'levels', x @ x.T, wanted)
+        same_graded(json.loads(out)['graded'], 'levels', wanted, x)
     text = dml('evaluate', nested/'model', nested/'photos')[1]
     assert 'by the share of common levels: nDCG@8 ' in text and '), H-AP ' in text
 
@@ -149,17 +135,14 @@ def test_levels_in_a_gallery(nested, tmp_path):
                                '--json')
         assert status == 0 and 'not measured' not in err, err
         found = json.loads(out)
-        same_graded(found['graded'], 'levels', x @ z.T, wanted)
-        S = (x @ z.T).numpy()
-        nearest = np.where(np.isnan(wanted), -2, S).argmax(1)
-        hits = same[np.arange(len(y)), nearest]                                 # (96, 2)
-        matched = (same & ~np.isnan(wanted)[..., None]).any(1)
-        for level in range(2):
-            row = found['levels'][level]
+        same_graded(found['graded'], 'levels', wanted, x, z)
+        for level, row in enumerate(found['levels']):
             assert row['classes'] == (12, 3)[level]
-            np.testing.assert_allclose(
-                row['recall@1'], hits[matched[:, level], level].mean(), atol=1e-9)
-        np.testing.assert_allclose(found['nearest'][0], hits[matched[:, 0], 0].mean(), atol=1e-9)
+            alike = evaluate_relevance(x, np.where(np.isnan(wanted), np.nan, same[..., level]), z)
+            for key in ('recall@1', 'map@r'):
+                np.testing.assert_allclose(row[key], alike[key], atol=1e-6)
+        np.testing.assert_allclose(found['nearest'][0], found['levels'][0]['recall@1'])
+        np.testing.assert_allclose(sum(found['nearest']), 1)
     flat = tmp_path/'flat'
     for kind in (0, 1):                                     # classes of the queries, without levels
         for i in range(3):
@@ -243,13 +226,13 @@ def test_sets_from_training_to_measures(table):
     r = np.where((sets.sum(1)[:, None] == 0) | (sets.sum(1) == 0), np.nan,
                  sets @ sets.T / np.maximum(either, 1))
     np.fill_diagonal(r, np.nan)
-    same_graded(found['graded'], 'jaccard', z @ z.T, r)
+    same_graded(found['graded'], 'jaccard', r, z)
     assert 'by the share of common labels: nDCG@8 ' in dml(
         'evaluate', table/'model', table/'table.csv')[1]
     in_gallery = json.loads(dml('evaluate', table/'model', table/'table.csv', '--gallery',
                                 table/'table.csv', '--json')[1])
     np.fill_diagonal(r, np.where(sets.any(1), 1, np.nan))                       # finds itself
-    same_graded(in_gallery['graded'], 'jaccard', z @ z.T, r)
+    same_graded(in_gallery['graded'], 'jaccard', r, z, z)
     assert [row['name'] for row in found['worst_classes']] and len(found['worst_classes']) == 5
     assert dml('evaluate', table/'model', table/'table.csv', '--part', 'held-out')[0] == 0
     assert dml('evaluate', table/'model', table/'table.csv', '--gallery', table/'table.csv')[0] == 0

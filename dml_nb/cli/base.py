@@ -224,13 +224,12 @@ def check_data(
     place = os.path.expanduser(path)
     ending = Path(path).suffix.lower()
     is_path = kind or os.sep in path or path.startswith(('.', '~'))
-    is_path = is_path or ending in ('.csv', '.tsv', '.zip')
+    is_path = is_path or ending in ('.csv', '.tsv', '.json', '.zip')
     there = os.path.isdir(place) if kind == 'folder' else os.path.exists(place)
     if is_path and not there:
         what = 'file' if ending and kind != 'folder' else 'folder'
-        fail(f'{option}: expected a folder with one folder of images per class, or a .zip, a .csv '
-             'or a file '
-             f'of features, got {data}, and there is no such {what}')
+        fail(f'{option}: expected a folder with one folder of images per class, or a .zip, a .csv, '
+             f'a .json or a file of features, got {data}, and there is no such {what}')
 
 
 def check_above_0(
@@ -397,7 +396,8 @@ Images = Annotated[str, typer.Option(
     help='Folder or zip with the pictures of a table; by default they lie beside it.')]
 MultiLabel = Annotated[str, typer.Option(
     help='What separates the labels of a picture in a table, as "|" for a|b: it is alike to all '
-         'that share one.')]
+         'that share one. With folders, equal files in several folders are one picture with the '
+         'labels of all of them.')]
 Levels = Annotated[bool, typer.Option(
     '--levels', help='The folders around the folders of classes are classes above them.')]
 Level = Annotated[list[str], typer.Option(

@@ -136,7 +136,11 @@ def rule_of(
 ) -> dict: # without the options that only the other one takes
     from dml_nb.data.sources import options_of
     own, others = options_of(data), options_of(other)
-    return {name: value for name, value in rule.items() if name in own or name not in others}
+    rule = {name: value for name, value in rule.items() if name in own or name not in others}
+    if 'multi_label' in rule and ('depth' in own) != ('depth' in others):
+        if ('depth' in own) != (rule['multi_label'] == 'folders'):      # a separator, of a table
+            del rule['multi_label']
+    return rule
 
 
 class Side(NamedTuple):
@@ -217,16 +221,45 @@ def keep_fact(
         save_embedder(now, folder, **now.facts | facts)
 
 
-def by_levels(
-    z, # (N, D)
-    pictures, # `ImageSet` with classes above its classes
-    finest, # report of the classes themselves
-    groups,
-) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares of all
+def levels_together(
+    *sets, # one `ImageSet` with classes above its classes, or queries and gallery
+) -> list: # of (N, L) codes for each, the same for the same names, −1 for none
     import numpy as np
+    from dml_nb.data.images import codes_of_groups
+    names = [np.array([[*each.classes, ''], *([*above, ''] for above in each.above)])[:, each.labels]
+             for each in sets]                                                      # (L, N)
+    codes = np.column_stack([*map(codes_of_groups, np.concatenate(names, axis=1))])
+    return np.split(codes, np.cumsum([len(each) for each in sets])[:-1])
+
+
+GRADED = {'ndcg@8': 'nDCG@8', 'h_ap': 'H-AP'}
+
+
+def graded(
+    report, # from `evaluate_relevance`
+    relevance:str, # of a pair: 'levels', the share of common ones; 'jaccard', of common labels
+) -> dict: # graded: what measures say by degrees
+    return dict(graded=dict(relevance=relevance, **{key: report[key] for key in GRADED},
+                            intervals={key: report.interval(key) for key in GRADED}))
+
+
+def by_levels(
+    here:Side, # queries, with classes above their classes
+    there, # `Side` of the gallery, with as many levels, or None
+    finest, # report of the classes themselves
+    sides:dict, # from `search_of`
+) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares; graded
+    import numpy as np
+    from dml_nb.evaluation.relevance import evaluate_relevance, outside_groups, shared_levels
     from dml_nb.evaluation.retrieval import evaluate
-    labels = pictures.level_labels()
-    reports = [finest, *(evaluate(z, y, groups=groups) for y in labels.T[1:])]
+    codes = levels_together(*(side.images for side in (here, there) if side is not None))
+    labels, reports = codes[0], [finest]
+    for y, *of_gallery in list(zip(*(each.T for each in codes)))[1:]:
+        level = sides | dict(zip(['gallery_labels'], of_gallery))
+        reports.append(evaluate(here.z, y, **level))
+    relevance = outside_groups(
+        shared_levels(*codes), sides['groups'], sides.get('gallery_groups'))
+    all_levels = evaluate_relevance(here.z, relevance, sides.get('gallery'))
     rows = [dict(level=level, classes=len(set(y.tolist()) - {-1}), **{
                 key: report[key] for key in ('recall@1', 'map@r')},
                 intervals={key: report.interval(key) for key in ('recall@1', 'map@r')})
@@ -235,19 +268,31 @@ def by_levels(
     right = right[:, ~np.isnan(right).any(0)]
     first = np.where(right.any(0), right.argmax(0), len(right))     # the finest that is right
     nearest = [float((first == level).mean()) for level in range(len(right) + 1)]
-    return dict(levels=rows, nearest=nearest)
+    return dict(levels=rows, nearest=nearest, **graded(all_levels, 'levels'))
+
+
+def with_intervals(
+    found:dict, # values of measures, and their intervals
+    names:dict, # {key: what it is called}
+) -> str:
+    def each(key):
+        low, high = found['intervals'][key]
+        return f'{names[key]} {100 * found[key]:.1f} ({100 * low:.1f} to {100 * high:.1f})'
+
+    return ', '.join(map(each, names))
 
 
 def lines_of_levels(found:dict): # from `measured`
     for row in found.get('levels', []):
-        text = ', '.join(
-            f'{key} {100 * row[key]:.1f} ({100 * row["intervals"][key][0]:.1f} to '
-            f'{100 * row["intervals"][key][1]:.1f})' for key in ('recall@1', 'map@r'))
+        text = with_intervals(row, {key: key for key in ('recall@1', 'map@r')})
         yield f"level {row['level']}, {row['classes']:,} classes: {text}"
     if 'nearest' in found:
         right, *near, wrong = (f'{100 * share:.1f} %' for share in found['nearest'])
         near = ''.join(f', {share} only on level {level}' for level, share in enumerate(near, 2))
         yield f'the nearest is right on level 1 for {right}{near}, wrong on all for {wrong}'
+    if 'graded' in found:
+        common = 'labels' if found['graded']['relevance'] == 'jaccard' else 'levels'
+        yield f"by the share of common {common}: {with_intervals(found['graded'], GRADED)}"
 
 # %% ../../nbs/68_cli.evaluate.ipynb #e0732951
 MEASURES = 'recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr'
@@ -287,10 +332,14 @@ def measured(
     worst = per_label(report, labels) if sets else report.per_class('map@r')
     rows = [dict(row, name=str(names[row['class']])) for row in worst]
     more = dict(worst_classes=rows[:classes])
-    if images.above and there is None:
-        more |= by_levels(here.z, images, report, sides['groups'])
-    elif images.above:
-        warnings.warn('levels are measured without --gallery only')
+    above = [len(side.images.above) for side in (here, there) if side is not None]
+    if sets:
+        more |= graded(evaluate_sets(here.z, labels, jaccard=True, **sides), 'jaccard')
+    elif len(set(above)) > 1:
+        warnings.warn('levels: expected as many above the classes of the queries as above those of '
+                      f'the gallery, got {above[0]} and {above[1]}; they are not measured')
+    elif above[0]:
+        more |= by_levels(here, there, report, sides)
     return facts, more
 
 # %% ../../nbs/68_cli.evaluate.ipynb #6f8b09b1
@@ -402,8 +451,10 @@ def run_evaluate(
     size of its class? The interval is what another sample of queries would give, in 95 of 100
     cases. Pictures that the model was trained on flatter it: for new classes look at --part
     held-out, or at other pictures. With several labels a picture is right that shares one; with
-    levels each is measured, level 1 being the classes. What is measured is added to README.md of
-    the model."""
+    levels each is measured, level 1 being the classes. Both are also measured by degrees: how
+    relevant a picture is to the query is the share of labels, or of levels, that they have in
+    common; nDCG@8 says how well the eight nearest are ordered, H-AP how well all are. What is
+    measured is added to README.md of the model."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
         if false_accepts is not None:

@@ -153,7 +153,8 @@ def run_train(
     context:typer.Context,
     data:Annotated[str, typer.Argument(
         help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
-             'with columns for file and label; features:FILE; or a name such as omniglot.')],
+             'with columns for file and label; a .json of {file: [label, ...]}; '
+             'features:FILE; or a name such as omniglot.')],
     out:Annotated[str, typer.Option(
         help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
     loss:Annotated[str, typer.Option(

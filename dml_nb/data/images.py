@@ -401,7 +401,7 @@ class ImageSet:
     depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
     group = None # what says its groups, as given to `load_pictures`
     columns = None # of its table, {'file': name, 'label': name}; None: not from a table
-    multi_label = None # what separates the labels of a picture in its table
+    multi_label = None # what separates the labels of a picture in its table; 'folders': as `load_data`
     levels = None # what says the levels of its classes, as given to `load_data`
     above = () # of each coarser level, the next one first: the name of the class of each class
     beside = None # further columns of its table, {name: list of strings}, one for each file

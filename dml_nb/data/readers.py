@@ -21,8 +21,10 @@ import warnings
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 # %% ../../nbs/31_data.readers.ipynb #c87f24a6
@@ -358,9 +360,40 @@ def _by_folder(
     return found
 
 # %% ../../nbs/31_data.readers.ipynb #27a7f561
-def read_folder(root=None, name=None, depth=LEAF, **options) -> ImageSet:
+FOLDERS = 'folders' # value of `multi_label` for which equal files are one picture
+
+
+def check_merging(multi_label):
+    if multi_label not in (None, FOLDERS):
+        raise ValueError('multi_label: expected folders, which makes equal files one picture with '
+                         f'the labels of all their folders, got {multi_label!r}')
+
+
+def merged(
+    base, # `Folder` or `_Archive`
+    files:dict, # {name in it: its class, '' for none}
+) -> dict: # {name: list of classes}
+    """Files with equal content are one, called as the first of them that has a class, and it has
+    the classes of all. Warns of how many there are."""
+    found = {}
+    for file, label in sorted(files.items(), key=lambda item: not item[1]):
+        content = file                                      # of what cannot be read
+        with suppress(OSError, ValueError):
+            content = sha256(base[file].read_bytes()).digest()
+        found.setdefault(content, (file, set()))[1].add(label)
+    kept = {file: sorted(labels - {''}) for file, labels in found.values()}
+    if len(kept) < len(files):
+        several = sum(len(labels) > 1 for labels in kept.values())
+        warnings.warn(f'{base}: merged {len(files) - len(kept):,} of {len(files):,} files with others '
+                      f'of equal content; {several:,} of {len(kept):,} pictures have several labels',
+                      stacklevel=5)
+    return kept
+
+
+def read_folder(root=None, name=None, depth=LEAF, multi_label=None, **options) -> ImageSet:
     "Pictures in one folder per class: those in which they lie, or those at `depth`."
     check_depth('depth', depth)
+    check_merging(multi_label)
     per_class = 'per class' if depth in (LEAF, 1) else f'at depth {depth} per class'
     endings = sorted(ENDINGS | (HEIF if reads_heif() else set()))
     wanted = f'folder: expected one folder of pictures ({" ".join(endings)}) {per_class}'
@@ -374,7 +407,7 @@ def read_folder(root=None, name=None, depth=LEAF, **options) -> ImageSet:
         say_not_read(root, ['/'.join(p) for p in files])
     pictures = [p for p in files if is_picture('/'.join(p))]
     found = _by_folder(wanted, root, pictures, folders, depth, options.get('on_error'))
-    return _by_class(name or root.name, Folder(root), found, depth, options)
+    return _by_class(name or root.name, Folder(root), found, depth, multi_label, options)
 
 
 def _by_class(
@@ -382,15 +415,20 @@ def _by_class(
     base, # `Folder` or `_Archive`
     found, # from `_by_folder`
     depth,
+    multi_label, # 'folders': as `merged`
     options, # of `picture_set`
     key=None, # by which classes are sorted
 ) -> ImageSet:
-    classes = sorted(set(found.values()), key=key)
+    classes = ['/'.join(c) for c in sorted(set(found.values()), key=key)]
     place = {c: label for label, c in enumerate(classes)}
-    labels = [place[c] for c in found.values()]
-    files = ['/'.join(p) for p in found]
-    images = picture_set(name, base, files, labels, ['/'.join(c) for c in classes], **options)
-    images.depth = depth
+    files = {'/'.join(p): '/'.join(c) for p, c in found.items()}
+    if multi_label is None:
+        labels = [place[c] for c in files.values()]
+    else:
+        files = merged(base, files)
+        labels = np.array([np.isin(classes, of_file) for of_file in files.values()])
+    images = picture_set(name, base, list(files), labels, classes, **options)
+    images.depth, images.multi_label = depth, multi_label
     return images
 
 # %% ../../nbs/31_data.readers.ipynb #0ed58fe1
@@ -417,9 +455,10 @@ def _files_and_folders(archive, depth, say=True) -> tuple: # archive, pictures a
     return archive, files, folders
 
 
-def read_zip(root=None, name=None, natural=False, depth=LEAF, **options) -> ImageSet:
+def read_zip(root=None, name=None, natural=False, depth=LEAF, multi_label=None, **options) -> ImageSet:
     "As `read_folder`, of a zip that is read where it lies."
     check_depth('depth', depth)
+    check_merging(multi_label)
     archive, pictures, folders = _files_and_folders(_Archive(root), depth, name is None)
     at = '' if depth in (LEAF, 1) else f' at depth {depth}'
     wanted = f'zip: expected one folder of pictures{at} per class'
@@ -428,4 +467,5 @@ def read_zip(root=None, name=None, natural=False, depth=LEAF, **options) -> Imag
     on_error = options.get('on_error')
     found = _by_folder(wanted, archive, pictures, folders, depth, on_error)
     key = (lambda parts: _by_its_numbers('/'.join(parts))) if natural else None
-    return _by_class(name or archive.path.stem, archive, found, depth, options, key)
+    return _by_class(
+        name or archive.path.stem, archive, found, depth, multi_label, options, key)

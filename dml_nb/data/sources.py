@@ -40,8 +40,8 @@ SOURCES = {
     'cub-50': read_cub_50, 'cars196-train-crops': read_cars196_train_crops,
     'orl-faces': read_orl_faces,
 }
-_by_ending = {'.zip': 'zip', '.csv': 'csv', '.tsv': 'csv', '.npy': 'features', '.npz': 'features',
-              '.safetensors': 'features'}
+_by_ending = {'.zip': 'zip', '.csv': 'csv', '.tsv': 'csv', '.json': 'csv', '.npy': 'features',
+              '.npz': 'features', '.safetensors': 'features'}
 
 # %% ../../nbs/33_data.sources.ipynb #0a7f3ed6
 def name_and_path(name_or_path) -> tuple: # name of a source, path or ''
@@ -96,7 +96,10 @@ def load_data(
 
     With `levels` classes have others above them: by folders within folders, the first or last word
     of their names, further columns of a table (a list, finest first), or a CSV with a line for each
-    class and those above it. `multi_label='|'` reads sets of labels from a table, as a|b.
+    class and those above it. `multi_label='|'` reads sets of labels from a table, as a|b. A JSON
+    {"file": ["label", ...], ...}, or a list of objects with file and labels, has sets of labels.
+    `multi_label='folders'` makes files of equal content in several folders, also in a zip, one
+    picture with the labels of all of them.
 
     Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
     missing, TypeError for an option that the source does not take."""

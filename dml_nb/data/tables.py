@@ -13,6 +13,7 @@ __all__ = []
 
 # %% ../../nbs/31_data.tables.ipynb #bea38201
 import csv
+import json
 import os
 import posixpath
 from copy import copy
@@ -24,7 +25,7 @@ import numpy as np
 from .classes import WORDS, levels_above, one_spelling
 from .images import ImageSet, Vectors, existing_file, is_sets, reading
 from .readers import (
-    Folder, _Archive, _leads_outside, as_integers, check_classes, numbered_classes, picture_set)
+    FOLDERS, Folder, _Archive, _leads_outside, as_integers, check_classes, numbered_classes, picture_set)
 from ..support.validate import check_choice
 
 # %% ../../nbs/31_data.tables.ipynb #7826f7fa
@@ -50,13 +51,59 @@ def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
     return rows
 
 
-def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': numbers of lines
-    "The known columns of a CSV; raises ValueError with the line of what is wrong"
+def _each_once(pairs) -> dict:
+    "An object of a JSON. Raises ValueError for a name that it has twice."
+    found = {}
+    for name, value in pairs:
+        if name in found: raise ValueError(f'{name!r} is there twice')
+        found[name] = value
+    return found
+
+
+def _set_in_json(path, file, labels) -> list: # of strings; of none ['-1'], as tables say it
+    "Raises ValueError for other than a list of names or numbers."
+    fine = isinstance(labels, list) and all(type(each) in (str, int) and str(each).strip()
+                                            for each in labels)
+    if not fine:
+        raise ValueError(f'{path}: expected a list of names as the labels of {file}, got '
+                         f'{json.dumps(labels):.60}')
+    return [str(each).strip() for each in labels] or ['-1']
+
+
+def _json_rows(path, called) -> list: # as from `_csv_rows`, with a list of strings as label
+    "What stands in a JSON; `called` may learn that its labels are called so"
+    wanted = 'expected {"file": ["label", ...], ...} or [{"file": ..., "labels": [...]}, ...]'
+    with reading(path, wanted, 'this is no such JSON'):
+        found = json.loads(path.read_text(encoding='utf-8-sig'), object_pairs_hook=_each_once)
+    if isinstance(found, dict):
+        found = [{called['file']: file, called['label']: labels} for file, labels in found.items()]
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise ValueError(f'{path}: {wanted}, got {json.dumps(found):.60}')
+    if not found:
+        raise ValueError(f'{path}: {wanted}, it is empty')
+    header = list(dict.fromkeys(key for entry in found for key in entry))
+    if called['label'] == 'label' and 'label' not in header and 'labels' in header:
+        called['label'] = 'labels'
+
+    def cell(entry, key):
+        value = entry.get(key)
+        if key == called['label']: return _set_in_json(path, entry.get(called['file']), value)
+        return '' if value is None else str(value).strip()
+
+    return [(0, header), *((k, [cell(entry, key) for key in header])
+                           for k, entry in enumerate(found, 1))]
+
+
+def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': where each stands
+    "The known columns of a CSV or a JSON; raises ValueError with the place of what is wrong"
     called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
     for key in columns or {}:
         check_choice('columns', key, *called)
     called |= columns or {}
-    (_, header), *rows = _csv_rows(path, set(called.values()))
+    is_json = path.suffix.lower() == '.json'
+    (_, header), *rows = (
+        _json_rows(path, called) if is_json else _csv_rows(path, set(called.values())))
+    rows = [(f'{"entry" if is_json else "line"} {number}', row) for number, row in rows]
     for key, column in called.items():
         if header.count(column) > 1:
             raise ValueError(f'{path}: expected one column {column!r}, it is there twice')
@@ -66,11 +113,11 @@ def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line':
     place = {key: header.index(column) for key, column in called.items() if column in header}
     for line, row in rows:
         if len(row) != len(header):
-            raise ValueError(f'{path}, line {line}: expected {len(header)} values, got '
+            raise ValueError(f'{path}, {line}: expected {len(header)} values, got '
                              f'{len(row)}')
         for key, k in place.items():
             if not row[k]:
-                raise ValueError(f'{path}, line {line}: expected a {called[key]}, got none')
+                raise ValueError(f'{path}, {line}: expected a {called[key]}, got none')
     table = {key: [row[k] for _, row in rows] for key, k in place.items()}
     beside = {name: [one_spelling(row[k]) for _, row in rows] for k, name in enumerate(header)
               if k not in place.values()}
@@ -89,7 +136,7 @@ def _inside(path, line, name, images=None):
             inner = os.path.relpath(full(name), full(os.path.expanduser(images)))
             if not _leads_outside(inner): return inner.replace(os.sep, '/')
     if _leads_outside(name):
-        raise ValueError(f'{path}, line {line}: expected a file within the folder of pictures, got '
+        raise ValueError(f'{path}, {line}: expected a file within the folder of pictures, got '
                          f'{name!r}; --images FOLDER (images=) says which folder')
     return posixpath.normpath(name.replace('\\', '/'))
 
@@ -130,8 +177,8 @@ def _check_once(path, files, table):
     for file, label, line in zip(files, table['label'], table['line']):
         if file in first:
             before, other = first[file]
-            raise ValueError(f'{path}: expected each picture once, {file} is in line {before} '
-                             f'with label {other!r} and in line {line} with label {label!r}')
+            raise ValueError(f'{path}: expected each picture once, {file} is in {before} '
+                             f'with label {other!r} and in {line} with label {label!r}')
         first[file] = line, label
 
 
@@ -141,7 +188,8 @@ def table_places(
     images=None, # where its pictures lie; None: beside it
 ) -> tuple: # `Folder` or `_Archive`, names in it, and {column: values}, file and label among them
     "Raises as this section says."
-    path = existing_file(root, 'a CSV')
+    is_json = str(root).lower().endswith('.json')
+    path = existing_file(root, 'a JSON' if is_json else 'a CSV')
     table = _table(path, columns)
     for key in ('file', 'label'):
         if key not in table:
@@ -157,10 +205,11 @@ def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the
     "The parts of each label; −1 alone is none. Raises ValueError with the line of an empty part."
     if 'class_name' in table:
         raise ValueError(f'{path}: expected no class_name beside labels in sets, there is one')
-    parts = [[part.strip() for part in label.split(separator)] for label in table['label']]
+    parts = [label if isinstance(label, list) else [part.strip() for part in label.split(separator)]
+             for label in table['label']]
     for line, each in zip(table['line'], parts):
         if '' in each:
-            raise ValueError(f'{path}, line {line}: expected a label on each side of {separator!r}, '
+            raise ValueError(f'{path}, {line}: expected a label on each side of {separator!r}, '
                              'got none')
     every, classes = numbered_classes(path, [part for each in parts for part in each])
     rows = np.repeat(np.arange(len(parts)), [*map(len, parts)])
@@ -170,30 +219,37 @@ def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the
 
 
 def table_classes(path, table, multi_label=None) -> tuple: # labels, names of the classes in order
-    "Integers (N,) and −1 for none; with a separator of labels sets of them, booleans (N, C)."
-    if multi_label is not None:
-        return label_sets(path, table, check_separator(multi_label))
+    """Integers (N,) and −1 for none; with a separator of labels, and from a JSON, sets of them,
+    booleans (N, C)."""
+    if multi_label is not None or isinstance(table['label'][0], list):
+        return label_sets(path, table, check_separator(
+            JOINED if multi_label is None else multi_label))
     labels, classes = numbered_classes(path, table['label'])
     if 'class_name' in table:
         classes = _class_names(path, labels, classes, table['class_name'])
     return labels, classes
 
 
+JOINED = '|' # what stands between the labels of a picture where they are one text
+
+
 def check_separator(separator):
-    if not isinstance(separator, str) or not separator.strip():
-        raise ValueError(f'multi_label: expected what separates labels, as |, got {separator!r}')
+    if not isinstance(separator, str) or not separator.strip() or separator == FOLDERS:
+        raise ValueError('multi_label: expected what separates the labels in a table, as |, got '
+                         f'{separator!r}')
     return separator
 
 
 def read_csv(root=None, name=None, columns=None, images=None, multi_label=None, **options) -> ImageSet:
-    "A table of files and labels, and pictures beside it."
+    "A table of files and labels, or a JSON of sets of labels, and pictures beside it."
     base, files, table = table_places(root, columns, images)
     path = Path(root).expanduser()
     labels, classes = table_classes(path, table, multi_label)
     found = picture_set(name or path.stem, base, files, labels, classes, table.get('split'),
                         _cameras(path, table), table.get('group'), **options)
     found.columns = {'file': 'file', 'label': 'label'} | (columns or {})
-    found.multi_label, found.beside = multi_label, table['beside']
+    found.multi_label = multi_label or (JOINED if is_sets(labels) else None)
+    found.beside = table['beside']
     return found
 
 

@@ -361,6 +361,7 @@ def ranks_outside(
     items = classes.gallery                                                     # (G',)
     g = gallery.unit(items)                                                     # (G', D)
     for rows in classes.rows.split(max(1, most // len(items))):
+        if not len(rows): continue                          # no query has its class there
         S = product(queries.unit(rows), g.T)                                    # (b, G')
         same = classes.y[rows, None] == classes.gy[items]
         outside = (own[rows, None] != gallery_own[items]) | (own[rows, None] < 0)

@@ -30,11 +30,13 @@ from ..support.storage import write_atomically
 from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
-from ..data.images import ImageSet, _opened, codes_of_groups, counts_of_classes
-from ..data.readers import Folder, _Archive, _files_and_folders
+from ..data.images import (
+    ImageSet, _opened, codes_of_groups, counts_of_classes, is_sets)
+from ..data.readers import (
+    FOLDERS, Folder, _Archive, _files_and_folders, check_merging, merged)
 from ..data.sources import load_data, name_and_path, options_of
 from ..data.splits import sets_and_classes, split_by_class, split_by_image
-from ..data.tables import levels_by, table_classes, table_places, with_levels
+from ..data.tables import JOINED, levels_by, table_classes, table_places, with_levels
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
 def is_by_files(group) -> bool:
@@ -155,13 +157,14 @@ def load_pictures(
 def rule_text(
     depth=None, # of folders
     columns=None, # of a table
-    multi_label=None, # what separates its labels
+    multi_label=None, # what separates its labels; 'folders': those of a picture in several
     **other, # options that do not decide classes
 ) -> str: # '' for neither
     if columns:
         sets = f", in sets with {multi_label} between them" if multi_label else ''
         return f"by the column {columns['label']} of a table{sets}"
-    return f'by folders, at depth {depth}' if depth else ''
+    merging = ', those of equal files together' if multi_label == FOLDERS else ''
+    return f'by folders, at depth {depth}{merging}' if depth else ''
 
 
 def rule_for(
@@ -175,13 +178,15 @@ def rule_for(
     now = {}
     if 'depth' in taken:
         now = dict(depth=rule.setdefault('depth', facts.get('depth') or LEAF))
+        if facts.get('multi_label') == FOLDERS:
+            rule.setdefault('multi_label', FOLDERS)
     elif 'columns' in taken:
         now = dict(columns={'file': 'file', 'label': 'label'} | (facts.get('columns') or {})
                    | rule.get('columns', {}))
         rule |= now
-        if rule.setdefault('multi_label', facts.get('multi_label')) is None:
-            del rule['multi_label']
-        now['multi_label'] = rule.get('multi_label')
+        if facts.get('multi_label') not in (None, FOLDERS):
+            rule.setdefault('multi_label', facts['multi_label'])
+    now |= {'multi_label': rule['multi_label']} if now and 'multi_label' in rule else {}
     if 'levels' not in rule and facts.get('levels'):
         rule['levels_then'] = facts['levels']
     if facts.get('group') and 'fit' in taken and 'group' not in rule:
@@ -236,9 +241,10 @@ def located(
         separator = rule.pop('multi_label', None)
         base, files, table = table_places(place, **rule)
         labels, classes = table_classes(place, table, separator)
-        if separator is not None:
+        if is_sets(labels):
             sets = [[classes[c] for c in np.flatnonzero(row)] for row in labels]
-            return base, files, [dict(label=separator.join(names), labels=names) for names in sets]
+            return base, files, [dict(label=(separator or JOINED).join(names), labels=names)
+                                 for names in sets]
         names = [[*classes, ''][label] for label in labels]
         return base, files, facts_of(data, names, levels, then, table['beside'])
     if kind == 'folder' and place.is_dir():
@@ -256,7 +262,13 @@ def located(
         first = '/'.join(pictures[labels.index('')])
         warnings.warn(f'{base}: pictures above the folders of classes get no label, '
                       f'{labels.count(""):,} in all, {first} first', stacklevel=3)
-    return base, ['/'.join(p) for p in pictures], facts_of(data, labels, levels, then)
+    files = ['/'.join(p) for p in pictures]
+    check_merging(rule.get('multi_label'))
+    if 'multi_label' in rule:
+        found = merged(base, dict(zip(files, labels)))
+        return base, [*found], [dict(label=JOINED.join(names), labels=names)
+                                for names in found.values()]
+    return base, files, facts_of(data, labels, levels, then)
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
 def units_of(groups) -> np.ndarray: # (N,) integers: of pictures in one group the same

@@ -161,7 +161,8 @@ def outside_groups(
     relevance, # function of rows (b,) giving relevances (b, G)
     groups=None, # (B,) integers: pictures of one burst or visit, below 0: of none
     gallery_groups=None, # (G,); None: the rows are each other's gallery
-): # the same function, with NaN for pictures of a query's own group
+): # function of rows (b,) giving relevances (b, G)
+    "The same relevances, NaN for pictures of a query's own group."
     if groups is None:
         return relevance
     own = torch.as_tensor(groups)

@@ -70,10 +70,10 @@ def test_groups_that_say_nothing_are_refused_and_those_of_a_column_are_told(shop
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr
     save_embedder(create_embedder('small_convnet', 8, 3, 16, seed=0), 'model', depth='leaf', group='burst')
     found, said = measured(dml, 'model', 'photos')
-    assert 'without the groups of the training, which were a column burst' in said
+    assert 'those of the training come from the column burst of a table' in said
     assert 'groups' not in found
     _, said = measured(dml, 'model', 'photos.csv', '--images', 'photos', '--column', 'label=kind')
-    assert 'without the groups' not in said
+    assert 'come from the column' not in said
 
 
 def test_a_model_among_its_own_photographs(shop, dml):
@@ -114,13 +114,14 @@ def test_a_threshold_is_kept_only_with_the_network_that_was_measured(shop):
 def test_a_card_keeps_what_people_add_and_drops_numbers_of_an_earlier_network(shop, dml):
     images = load_pictures('photos', 16)
     settings = dict(classes=3, per_class=2, body='small_convnet')
-    train_embedder(images, 'trained', epochs=1, **settings)
+    record = train_embedder(images, 'trained', epochs=1, **settings)
     measured(dml, 'trained', 'photos')
     card = Path('trained/README.md')
     card.write_text(card.read_text() + '## Licence\n\nMine.\n')
     measured(dml, 'trained', 'photos', '--group', 'name:visit (0|1)')
     measured(dml, 'trained', 'photos')
     text, _, own = card.read_text().partition(END)
+    assert f"trained on {record['sizes']['train']} of them" in text
     assert own == '\n## Licence\n\nMine.\n' and text.count('| recall@1 |') == 2
     add_evaluation(Path('trained'), dict(
         data='x', part='all', pictures=3, measures={}, intervals={}, embedder='another'))

@@ -54,13 +54,15 @@ def chosen_part(
 def say_if_trained_on(
     model:str, # as `model_folder` takes it
     images, # `ImageSet`
-):
+) -> int: # how many of them trained it, as far as is known
     "One line where pictures of the training are measured."
     from dml_nb.search.pictures import trained_on
     seen = trained_on(model_folder(model).parent, images)
-    if seen is not None and seen.any():
-        print(f'dml: the model was trained on {seen.sum():,} of these {len(images):,} pictures, '
+    count = 0 if seen is None else int(seen.sum())
+    if count:
+        print(f'dml: the model was trained on {count:,} of these {len(images):,} pictures, '
               'which flatters it; see --part held-out', file=sys.stderr)
+    return count
 
 # %% ../../nbs/68_cli.evaluate.ipynb #e45165e4
 def counted(
@@ -354,7 +356,8 @@ def copies_text(
     left = 'no query has an answer' if rest is None else f'R@1 is {100 * rest:.1f} %'
     nothing = f'; {lonely:,} queries then have nothing to find' if lonely else ''
     return (f"{100 * found['share']:.0f} % of the right answers are near-copies of the query; "
-            f'without them {left}{nothing}. dml duplicates lists near-copies')
+            f'without them {left}{nothing}. Other shots of one thing need --group; dml duplicates lists '
+            'near-copies')
 
 
 def threshold_text(
@@ -469,11 +472,12 @@ def run_evaluate(
             if gallery is not None:
                 of_gallery = rule_of(gallery, data, rule)
                 there, _ = read_side(embedder, model, gallery, of_gallery, kept)
-        say_if_trained_on(model, here.images)
+        trained = say_if_trained_on(model, here.images)
         found, more = measured(here, there, classes, false_accepts)
         if false_accepts is not None:
             keep_fact(embedder, model, threshold=found['threshold'])
-        facts = dict(data=here.images.name, part=part, embedder=embedder.sha256(), **found)
+        facts = dict(data=here.images.name, part=part, embedder=embedder.sha256(), trained_on=trained,
+                     **found)
         from dml_nb.search.card import add_evaluation
         add_evaluation(model_folder(model).parent, facts, as_typed(context))
         if json_:

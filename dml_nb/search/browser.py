@@ -406,8 +406,11 @@ def like(self:Pages, sent=None):
     with TemporaryDirectory() as folder:
         path = Path(folder)/f'picture{Path(sent.filename).suffix}'
         path.write_bytes(sent.file.read())
+        try:
+            picture = base64.b64encode(small_jpeg(path)).decode()
+        except ValueError as error:
+            raise ValueError(f'picture: expected a picture that can be read, got {sent.filename}') from error
         answer, = search_folder(seen.out, path, k=24)
-        picture = base64.b64encode(small_jpeg(path)).decode()
     place = {str(seen.root/path): i for i, path in enumerate(seen.paths)}
     found = [(place[each['path']], each['similarity']) for each in answer['found']]
     figures = [figure(seen, i, f'{similarity:.3f}', seen.class_name(i)) for i, similarity in found]

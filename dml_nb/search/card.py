@@ -156,8 +156,16 @@ def evaluation_text(
     said = f"{facts['pictures']:,} pictures of {as_text(facts['data'])}, {facts['part']}, {place}"
     if facts.get('unmatched'):
         said += f"; {facts['unmatched']:,} of them have no picture of their class to find"
-    return '\n\n'.join([f'{said}.', as_table(('measure', '%', '95 % interval'), rows),
-                        where_measured(facts)])
+    if facts.get('trained_on'):
+        said += f". The network was trained on {facts['trained_on']:,} of them, which flatters it"
+    parts = [f'{said}.', as_table(('measure', '%', '95 % interval'), rows)]
+    if facts.get('threshold'):
+        threshold = facts['threshold']
+        parts.append(f"From a similarity of {threshold['similarity']:.3f} on, "
+                     f"{percent(threshold['true_accepts'])} % of the queries find their class, and "
+                     f"{percent(threshold['false_accepts'])} % would find something if it were not "
+                     'there.')
+    return '\n\n'.join([*parts, where_measured(facts)])
 
 # %% ../../nbs/58_search.card.ipynb #4ab8e658
 LIMITS = (
@@ -176,19 +184,20 @@ def card_text(
     record:dict, # of training.json, of a finished training
     evaluations:list=(), # as `add_evaluation` keeps them
     curves:bool=True, # whether curves.png lies beside it
+    place:str='', # of the folder, as it was typed
 ) -> str: # Markdown
     "README.md of a model."
     settings, before, best = (record[key] for key in ('settings', 'before', 'best'))
     python = ['from dml_nb.training import load_embedder',
-              f"embedder = load_embedder({f'{name}/embedder'!r})",
+              f"embedder = load_embedder({f'{place or name}/embedder'!r})",
               f"z = embedder.embed(['photo.jpg'])         # (1, {settings['dim']}), of length 1"]
-    commands = [shlex.join(['dml', 'index', name, 'photos', '--out', 'index']),
+    commands = [shlex.join(['dml', 'index', place or name, 'photos', '--out', 'index']),
                 shlex.join(['dml', 'search', 'index', 'photo.jpg'])]
     numbers = [(text, percent(row['recall@1']), percent(row['map@r'])) for text, row in (
         ('before training', before), (f"after epoch {best['epoch']}, which is kept", best))]
-    judges = 'It says nothing of classes that are not in the training.'
+    judges = 'Those of the training say nothing of classes that are not in it.'
     if settings['held_back'] == 'class':
-        judges = 'They are of classes that were not in the training.'
+        judges = 'Those of the training are of classes that were held back.'
     parts = [
         MARK,
         f'# {as_text(name)}',
@@ -245,7 +254,8 @@ def write_card(
     kept = [each for each in read_json(out/'evaluations.json', [])
             if each.get('embedder') in (None, record.get('embedder'))]      # not of an earlier network
     name = out.resolve().name
-    text = card_text(name, record, kept, (out/'curves.png').is_file())
+    place = '' if out.is_absolute() else str(out)
+    text = card_text(name, record, kept, (out/'curves.png').is_file(), place)
     _, _, own = text_of(path).partition(END)
     write_atomically(path, (text + f'\n{END}{own or NEWLINE}').encode('utf-8', 'replace'))
 

@@ -194,7 +194,8 @@ def begin_record(
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f'{path}: expected a record of training, got a damaged file '
                          f'({error}); --fresh (fresh=True) begins anew') from error
-    differ = [f'{name} {known.get(name)!r} there, {value!r} now'
+    differ = ['other pictures, or another size of them' if name == 'data' else
+              f'{name} {known.get(name)!r} there, {value!r} now'
               for name, value in settings.items()
               if name not in ANYWHERE and known.get(name) != value]
     if differ:
@@ -302,7 +303,8 @@ def careful_learner(
     callbacks = [
         *log,
         StopEarly(monitor='map@r', comp=np.greater, patience=patience),
-        KeepBest(out/'embedder', facts), Checkpoints(out/'checkpoints', every=25)]
+        KeepBest(out/'embedder', facts),
+        Checkpoints(out/'checkpoints', every=min(25, len(dls.train)))]
     if freeze:
         callbacks.append(FreezeBody(freeze))
     if tell is not None:

@@ -15,6 +15,7 @@ import base64
 import html
 import itertools
 import os
+import warnings
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -104,6 +105,7 @@ def index_to_follow(
                          f'index of {there}. --out (out=) makes another one, --add (add_pictures) '
                          'adds to it, --fresh (fresh=True) replaces it')
     if index.embedder_hash != embedder.sha256():
+        warnings.warn(f'{out}: the index by another network is replaced', stacklevel=3)
         return new
     index.kind = kind or index.kind
     return index

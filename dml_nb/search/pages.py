@@ -71,8 +71,8 @@ def page(
         Head(*head),
         Body(Header('dml browse', Nav(*marked, cls='bar'), find),
              Main(H1(title), *why, *content), *scripts), lang='en')
-    text = '<!doctype html>' + to_xml(whole)
-    return HTMLResponse(text.encode('utf-8', 'replace'), status_code=status)  # any name of a file
+    text = to_xml(whole).encode('utf-8', 'replace')         # any name of a file
+    return HTMLResponse(text, status_code=status)
 
 
 def json_answer(

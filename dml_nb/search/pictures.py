@@ -193,8 +193,8 @@ def rule_for(
         if is_by_files(facts['group']) or 'columns' in taken:
             rule['group'] = facts['group']
         else:
-            warnings.warn(f"{data}: without the groups of the training, which were a column "
-                          f"{facts['group']} of a table", stacklevel=3)
+            warnings.warn(f"{data}: there are no groups, because those of the training come from the "
+                          f"column {facts['group']} of a table", stacklevel=3)
     then = rule_text(**{name: facts.get(name) for name in ('depth', 'columns', 'multi_label')})
     if now and then and rule_text(**now) != then:
         warnings.warn(f'{data}: its classes are decided {rule_text(**now)}; those that the model '

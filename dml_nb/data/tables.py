@@ -193,7 +193,9 @@ def table_places(
     table = _table(path, columns)
     for key in ('file', 'label'):
         if key not in table:
-            raise ValueError(f'{path}: expected a column {key!r}, there is none; --column '
+            known = ', '.join([*(name for name in table if name not in ('line', 'beside')),
+                               *table['beside']])
+            raise ValueError(f'{path}: expected a column {key!r}, there is none ({known}); --column '
                              f"{key}=NAME (columns={{'{key}': NAME}}) says what it is called")
     lines = zip(table['line'], table['file'])
     files = [_inside(path, line, file, images) for line, file in lines]

@@ -72,14 +72,14 @@ def by_name(files, pattern) -> list: # of N names of groups
     try:
         found = [*map(re.compile(pattern).search, files)]
     except re.error as error:
-        raise ValueError(f'group: expected name:REGULAR EXPRESSION, got {pattern!r}: '
+        raise ValueError(f'group: expected name:REGULAR EXPRESSION, got name:{pattern}: '
                          f'{error}') from error
     if len(files) and not any(found):
-        raise ValueError(f'group: expected a pattern that names of files match, got {pattern!r}, '
+        raise ValueError(f'group: expected a pattern that names of files match, got {pattern}, '
                          f'which none of {len(files):,} does, {files[0]} first')
     if None in found:
         warnings.warn(f'{found.count(None):,} of {len(files):,} names of files do not match '
-                      f'{pattern!r}, {files[found.index(None)]} first; these pictures are in no group',
+                      f'{pattern}, {files[found.index(None)]} first; these pictures are in no group',
                       stacklevel=4)
     return ['' if each is None else ' '.join(filter(None, each.groups())) or each.group()
             for each in found]

@@ -1098,8 +1098,7 @@ def test_from_a_folder_to_a_search(dml, drawings, tmp_path):
                             '--set', 'gamma=20'))
     assert made.returncode == 0 and 'broken.jpg' in made.stderr
     following = shlex.split(made.stdout.splitlines()[-1].partition('next: ')[2])
-    assert following == ['dml', 'index', str(tmp_path/'model'), str(drawings), '--out',
-                         str(tmp_path/'model-index')]
+    assert following == ['dml', 'index', str(tmp_path/'model'), str(drawings)]
     measured = json.loads(dml('evaluate', tmp_path/'model', drawings, '--json').stdout)
     assert measured['pictures'] == 160 and 0 <= measured['measures']['map@r'] <= 1
     indexed = json.loads(dml('index', tmp_path/'model', drawings, '--out', tmp_path/'index',

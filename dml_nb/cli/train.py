@@ -142,7 +142,7 @@ def next_command(
     kind, _ = name_and_path(data)
     words = ['evaluate', str(model), data, '--part', 'held-out']
     if kind in ('folder', 'zip', 'csv'):
-        words = ['index', str(model), data, '--out', f'{model}-index']
+        words = ['index', str(model), data]
     if kind == 'csv' and images is not None:
         words += ['--images', images]
     return shlex.join(['dml', *words])

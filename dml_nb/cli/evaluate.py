@@ -305,7 +305,7 @@ def measured(
     there, # `Side` of the gallery, or None
     classes:int, # how many of the worst are listed
     wished:float=None, # as in `fitted`; None: no threshold
-) -> tuple: # facts for the card of the model; more of them for whoever asked
+) -> tuple: # facts for the card of the model; further ones that are only printed
     "Raises `ValueError` where no query can have an answer, and as `fitted`."
     from dml_nb.data.images import is_sets
     from dml_nb.evaluation.relevance import evaluate_sets, per_label

@@ -50,7 +50,7 @@ def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
         raise ValueError(f'{path}: expected a line of names and lines of values, it is empty')
     return rows
 
-
+# %% ../../nbs/31_data.tables.ipynb #b67a872f
 def _each_once(pairs) -> dict:
     "An object of a JSON. Raises ValueError for a name that it has twice."
     found = {}
@@ -93,7 +93,7 @@ def _json_rows(path, called) -> list: # as from `_csv_rows`, with a list of stri
     return [(0, header), *((k, [cell(entry, key) for key in header])
                            for k, entry in enumerate(found, 1))]
 
-
+# %% ../../nbs/31_data.tables.ipynb #1d102aba
 def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': where each stands
     "The known columns of a CSV or a JSON; raises ValueError with the place of what is wrong"
     called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
@@ -202,7 +202,7 @@ def table_places(
     _check_once(path, files, table)
     return _beside(path, files, images), files, table
 
-
+# %% ../../nbs/31_data.tables.ipynb #6d98b4e7
 def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the labels in order
     "The parts of each label; −1 alone is none. Raises ValueError with the line of an empty part."
     if 'class_name' in table:
@@ -364,7 +364,7 @@ def _parents_beside(beside, labels, classes, columns) -> dict: # {class: names o
                              f'{classes[label]!r}, got {said!r}')
     return found
 
-
+# %% ../../nbs/31_data.tables.ipynb #99d24c56
 def levels_by(
     how, # 'folders', 'first-word', 'last-word', a table of parents, or columns of the table itself
     labels, # (N,) integers, in the order of the table

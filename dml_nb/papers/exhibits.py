@@ -246,7 +246,7 @@ def why_untuned(
     inside = worse and min(worse) < chosen < max(worse)
     return '' if inside else 'best rate at the edge'
 
-
+# %% ../../nbs/69_papers.exhibits.ipynb #c552fa97
 @dataclass(frozen=True)
 class Claim:
     "A sentence of a paper as a hypothesis"

@@ -356,7 +356,7 @@ def keep_trained(
 def trained_on(
     out:Path, # folder of a model
     images:ImageSet,
-): # (N,) booleans: which of them trained it; None: nobody knows
+): # (N,) booleans: which of them trained it; None: not known
     path = out/TRAINED
     if not path.is_file():
         return None

@@ -591,7 +591,7 @@ def test_evaluate_passes_every_option_on(pressed, arriving, shades, model, tmp_p
     assert load_embedder(tmp_path/'model').sha256() == model.sha256()
     kept = json.loads(json.dumps(adding.pop('facts')))
     assert {name: found[name] for name in kept} == kept
-    assert adding == dict(out=Path('.'), command=f"dml evaluate {typed['evaluate']}")
+    assert adding == dict(out=Path('model'), command=f"dml evaluate {typed['evaluate']}")
     text = pressed('evaluate', '--json', '--depth', '4').stdout
     assert reading['rule']['depth'] == 3                            # as the model was trained
     assert text.startswith('shades, held-out: 18 pictures of 3 classes, searched in shades: 24 '

@@ -67,6 +67,13 @@ def model_folder(
          'embedder in it')
 
 
+def training_folder(
+    path:str, # as `model_folder` takes it
+) -> Path: # with training.json, README.md and pixels; the model's own where there was no training
+    folder = model_folder(path)
+    return folder.parent if folder.name == 'embedder' else folder
+
+
 def check_index(
     path:str, # from `dml index`
 ):
@@ -93,9 +100,7 @@ def kept_pixels(
     path:str, # as `model_folder` takes it
 ): # `KeptPixels`
     "Beside the model: what a command decodes with it, the next one need not decode."
-    folder = model_folder(path)
-    if (folder.parent/'training.json').is_file():           # as dml train makes it
-        folder = folder.parent
+    folder = training_folder(path)
     from dml_nb.data.pixels import KeptPixels
     return KeptPixels(folder/'pixels')
 

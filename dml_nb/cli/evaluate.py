@@ -26,9 +26,9 @@ from rich.console import Console
 from .base import (
     Columns, Group, Images, Json, Level, Levels, MultiLabel, app, check_above_0, check_data, fail,
     no_empty_folder, plain_table, stopped_writing, told_in_one_line, writable_folder)
-from dml_nb.cli.common import (
+from .common import (
     DepthOrTrained, as_typed, chosen_rule, embedded, kept_pixels, load_model, model_folder,
-    pictures_for)
+    pictures_for, training_folder)
 
 # %% ../../nbs/68_cli.evaluate.ipynb #764cfc01
 def chosen_part(
@@ -57,7 +57,7 @@ def say_if_trained_on(
 ) -> int: # how many of them trained it, as far as is known
     "One line where pictures of the training are measured."
     from dml_nb.search.pictures import trained_on
-    seen = trained_on(model_folder(model).parent, images)
+    seen = trained_on(training_folder(model), images)
     count = 0 if seen is None else int(seen.sum())
     if count:
         print(f'dml: the model was trained on {count:,} of these {len(images):,} pictures, '
@@ -215,7 +215,7 @@ def keep_fact(
     from dml_nb.support.storage import one_writer
     from dml_nb.training.features import load_embedder, save_embedder
     folder = model_folder(path)
-    with one_writer(folder.parent if folder.name == 'embedder' else folder):
+    with one_writer(training_folder(path)):
         now = load_embedder(folder)
         if now.sha256() != embedder.sha256():
             raise ValueError(f'model: expected the network that was measured, {path} holds another '
@@ -479,7 +479,7 @@ def run_evaluate(
         facts = dict(data=here.images.name, part=part, embedder=embedder.sha256(), trained_on=trained,
                      **found)
         from dml_nb.search.card import add_evaluation
-        add_evaluation(model_folder(model).parent, facts, as_typed(context))
+        add_evaluation(training_folder(model), facts, as_typed(context))
         if json_:
             print(json.dumps(facts | more))
             return

@@ -213,14 +213,6 @@ def first_block(page):
             return '\n\n'.join(block)
 
 
-#: Pages whose first code is for a reader who has seen nothing of the page yet.
-opened_cold = pytest.mark.parametrize('page', [
-    page for page in pages if page.stem == 'index' or page.stem in (
-        '28_losses.catalogue', '52_training.callbacks', '54_training.distribution',
-        '55_training.recovery') or 10 <= number(page) < 27 or 90 <= number(page) < 100],
-    ids=lambda p: p.stem)
-
-
 def unknown_names(code):
     "Names that `code` reads but neither imports nor defines"
     known = set(dir(builtins))
@@ -245,15 +237,15 @@ def test_unknown_names_are_found():
     assert not unknown_names('from a import b as c\ntry: c()\nexcept OSError as e: print(e)')
 
 
-@opened_cold
+@each_page
 def test_first_block_imports_what_it_uses(page):
-    assert first_block(page) and not unknown_names(first_block(page))
+    assert not unknown_names(first_block(page) or '')
 
 
 @pytest.mark.long
-@opened_cold
+@each_page
 def test_first_block_runs_as_it_stands(page, tmp_path):
-    command = [sys.executable, '-W', 'ignore', '-c', first_block(page)]
+    command = [sys.executable, '-W', 'ignore', '-c', first_block(page) or '']
     environment = os.environ | dict(MPLBACKEND='agg', PYTHONPATH=str(root))
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -280,7 +272,7 @@ def test_what_folds_is_closed_again(page):
     folded(page)
 
 
-@opened_cold
+@each_page
 def test_few_assertions_stand_open(page):
     "A check that teaches stays open; groups of them fold under a line that says what they show"
     hidden = folded(page)

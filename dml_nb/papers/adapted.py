@@ -582,11 +582,11 @@ EXHIBITS = [
         measure=partial(_grid_rows, 'figure4')),
     Exhibit(
         '003', 'figure5a', 'Fashion-MNIST: accuracy over the iterations', _unreadable_curves(),
-        'line 187', 'run', 'A part of its pictures, at 14×14.',
+        'line 187', 'stand-in', 'A part of its pictures, at 14×14.',
         measure=partial(_curve_rows, 'figure5')),
     Exhibit(
         '003', 'figure5b', 'Fashion-MNIST: accuracy for several λ', _unreadable_grid(),
-        'lines 184 and 187', 'run', 'A part of its pictures, at 14×14.',
+        'lines 184 and 187', 'stand-in', 'A part of its pictures, at 14×14.',
         measure=partial(_grid_rows, 'figure5')),
     Exhibit(
         '003', 'figure6', 'MNIST: t-SNE of both embeddings',

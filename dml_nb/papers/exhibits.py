@@ -312,11 +312,14 @@ def in_a_sentence(
 ) -> str:
     "How many of the claims have which outcome."
     kinds = [outcome.kind for outcome in outcomes]
-    counts = [kinds.count(kind) for kind in OUTCOMES]
-    verb = 'hold' if counts[0] > 1 else 'holds'
-    holds, opposite, neither, not_here = (count or 'none' for count in counts)
-    return (f'Of {len(kinds)} claims {holds} {verb} here, in {opposite} the opposite holds, in '
-            f'{neither} no difference is seen, and {not_here} cannot be tested here.')
+    holds, opposite, neither, not_here = (kinds.count(kind) for kind in OUTCOMES)
+    said = [f"{holds or 'none'} hold{'' if holds > 1 else 's'} here"]
+    if neither:
+        said.append(f"{neither} show{'' if neither > 1 else 's'} no difference")
+    if not_here:
+        said.append(f'{not_here} cannot be tested here')
+    said = ' and '.join(filter(None, [', '.join(said[:-1]), said[-1]]))
+    return f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
 
 
 def asked_table(

@@ -309,7 +309,8 @@ def self_transport(
     eps:float=.1, # ε
     sweeps:int=16,
 ) -> Tensor: # W_ε of the measure with itself, differentiable by the cost
-    "min_T <D, T> + ε Σ T (log T - 1) with T1 = Tᵀ1 = w."
+    r"""$\min_T\langle D,T\rangle+\varepsilon\sum_{ij}T_{ij}(\log T_{ij}-1)$ over plans with both
+    marginals $w$."""
     with torch.no_grad(), full_precision(cost.device):
         K = (-cost / eps).exp()
         w = masses(w, None, cost.shape[:1], cost.device)[:, None].to(cost.dtype)

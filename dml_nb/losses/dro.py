@@ -379,7 +379,8 @@ def log_mean_exp(
     plus:float, # added to the sum
     flat:bool, # whether all exponents may be near 0
 ) -> tuple: # (b, 1) values; (b, c) derivatives
-    "log((plus + Σ e^x) / members) of each row, and its derivatives e^x / (plus + Σ e^x)."
+    r"""$\log\big((a+\sum_j e^{x_j})/m\big)$ of each row, $a$ being `plus` and $m$ `members`, and its
+    derivatives $e^{x_j}/(a+\sum_k e^{x_k})$."""
     if flat:
         excess = threshold(x, -inf, 0.).expm1_().sum(1, keepdim=True) / members
     v, p = log_sum_exp(x, plus=plus)

@@ -148,7 +148,7 @@ class BinLifted(PairLoss):
         P, N = pairs.split(S)
 
         def one_side(x, sharp):
-            "Σ softplus + LSE, (b, 1), and the average of their derivatives"
+            "The sum of softplus, plus log-sum-exp, (b, 1); and the average of their derivatives"
             lifted, softmax = log_sum_exp(torch.mul(x, sharp, out=pairs.buffer(x)))
             lifted = lifted.masked_fill(lifted == -inf, 0.)             # no pair: nothing to say
             soft, sigmoid = sum_softplus(x.sub_(self.lam).mul_(sharp), pairs.buffer(x))

@@ -398,7 +398,7 @@ class SoftTriple(Proxies):
         self.tau = check_number('tau', tau, 0)
 
     def reset_parameters(self):
-        "Draw the rows: uniform numbers between -1/√(C K) and 1/√(C K)."
+        "Draw the rows uniformly between −1/sqrt(C K) and 1/sqrt(C K)."
         first = torch.empty(self.dim, len(self.weight))
         nn.init.kaiming_uniform_(first, a=5**.5)
         self.weight.data = first.T.contiguous().to(self.weight)

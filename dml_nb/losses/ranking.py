@@ -229,7 +229,7 @@ def weighted_average(
     floor:Tensor, # (b, 1) added to the sum of the weights
     detach:bool, # take the weights for constants
 ) -> tuple: # (b, 1) average; (b, c) its derivatives
-    "Σ w h / (Σ w + floor) with w = e^{T h}."
+    "The average of `h` with weights `exp(T * h)`; `floor` is added to their sum."
     x = T * h.clamp_(min=0)
     top = x.amax(1, keepdim=True).clamp(min=0)
     w = exp_(x.sub_(top)).mul_(h.sign())

@@ -108,7 +108,7 @@ class UncertaintySet(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that ask
     ) -> tuple: # the largest Σ p l (less the penalty), a scalar; p* (n,), 0 where not valid
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
+        "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)
         kinds = (valid,) if positive is None else (valid & positive, valid & ~positive)
         exact = losses.detach().double()
@@ -243,7 +243,7 @@ def centre_and_excess(
     number:Tensor, # of those that count
     gamma:float,
 ) -> tuple: # c; E = Σ (e^{(l-c)/γ} - 1), float64
-    "The two numbers that say γ log mean e^{l/γ} to all its digits, whatever γ."
+    r"""$\gamma\log$ of the mean of $e^{l/\gamma}$, as two numbers that keep all its digits."""
     top = losses.amax().clamp(min=-1e15)
     if gamma <= 1:
         Z = totals(torch.sub(losses, top).mul_(1 / (gamma * log(2))).exp2_())[0]
@@ -382,7 +382,7 @@ class KLBall(Ball):
         return known | dict(search=search)
 
     def moments(self, sides, known):
-        "Σ u and Σ u v of u = e^{s v}, v = l - max l."
+        "Sums of `u` and of `u * v`, where `v` is a loss less the largest and `u = exp(s * v)`."
         sharpness = known['search'].x.exp()
         sums = 0.
         for losses in in_float64(sides):
@@ -413,7 +413,7 @@ class ChiSquareBall(Ball):
         return 1 + 2 * self.radius() / known['n']
 
     def too_sharp(self, known, entries, active, first, second, threshold):
-        "Whether R(threshold) > C, from number, Σv and Σv² of the active, v = l - max l."
+        "Whether R(threshold) > C, from the number, sum and sum of squares of the active losses."
         excess = first - active * threshold                            # Σ (v - threshold)
         squared = second - 2 * threshold * first + active * threshold**2
         return entries * squared > self.budget(known) * excess**2
@@ -487,7 +487,7 @@ def surely_admissible(self:ChiSquareBall, known, count, share):
 # %% ../../nbs/16_losses.uncertainty.ipynb #25ad126e
 @patch
 def moments(self:ChiSquareBall, sides, known):
-    "Number, Σ v and Σ v² of the losses within the width of the ramp, v = l - max l."
+    "Number, sum and sum of squares of the losses within the ramp, less the largest loss."
     sums = 0.
     for losses in in_float64(sides):
         v = losses - known['top']
@@ -524,7 +524,7 @@ class VariancePenalty(Ball):
     probabilities = False
 
     def moments(self, sides, known):
-        "Σ (l - mean)²."
+        "The sum of squared deviations from the mean."
         total = 0.
         for losses in sides:
             deviation = (losses - known['mean']).masked_fill_(losses == -inf, 0)
@@ -585,7 +585,7 @@ class PhiBall(Named):
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # not asked for
     ) -> tuple: # the largest Σ p l, a scalar; p* (n,)
-        "Value and maximiser of Eq. 1. Raises TypeError or ValueError for what is no list."
+        "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)
         with ThreadPoolExecutor(1) as helper:
             value, p = helper.submit(self.solve, losses.detach().double(), valid).result()

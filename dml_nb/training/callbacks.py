@@ -461,7 +461,7 @@ def pair_weight(
 def effective_number(
     w:Tensor, # weights of any shape
 ) -> Tensor: # a scalar, NaN if all are 0
-    "(Σ|w|)² / Σw²."
+    "The squared sum of absolute weights over the sum of their squares."
     w = w.double()
     return w.abs().sum().square() / w.square().sum()
 

@@ -23,7 +23,7 @@ Modules:
 - `dml_nb.data.tables`: A table beside its pictures and vectors computed elsewhere become an `ImageSet`, with classes above the classes.
 - `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
 - `dml_nb.engine.blocks`: Statistics, value and weights of a batch, one block of anchors at a time.
-- `dml_nb.engine.inputs`: From a user's input to unit rows and the table of pairs, or to an error that says what was expected.
+- `dml_nb.engine.inputs`: From a user's input to unit rows and the table of pairs, or to an error that names the fault.
 - `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once if that is faster.
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.engine.scratch`: The matrices of one block serve the next block and the next loss.

@@ -514,8 +514,8 @@ def differentiate(
     pos:Tensor, neg:Tensor, # (b, R) booleans
     both:Tensor, # (b,) which anchors have a positive and a negative
 ) -> tuple: # (b,) values; (b, R) their derivatives
-    """Values and derivatives of a block. Raises TypeError or ValueError unless there is one value for
-    each row that depends on S."""
+    """Values and derivatives of a block. Raises TypeError or ValueError unless there is one value
+    for each row that depends on S."""
     leaf = S.clone().requires_grad_()
     with torch.enable_grad():
         values = self.f(leaf, pos, neg)

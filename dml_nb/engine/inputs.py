@@ -1,4 +1,4 @@
-"""From a user's input to unit rows and the table of pairs, or to an error that says what was expected.
+"""From a user's input to unit rows and the table of pairs, or to an error that names the fault.
 
 A batch comes with labels, with references and their labels, with a boolean matrix of who belongs
 with whom, or with tuples of indices as pytorch-metric-learning's miners return them. Each form

@@ -152,7 +152,7 @@ def of_columns(self:PairLoss):
     "The loss that reads the columns which `forward` adds to S; of most losses itself."
     return self
 
-# %% ../nbs/04_weighting.ipynb #f0466dd7
+# %% ../nbs/04_weighting.ipynb #c3960344
 @patch(as_prop=True)
 def terms(self:PairLoss):
     "(weight, loss) of each term: a loss is a sum of one."
@@ -163,7 +163,7 @@ def terms(self:PairLoss):
 def extra_repr(self:PairLoss):
     return settings(self)
 
-
+# %% ../nbs/04_weighting.ipynb #f0466dd7
 @patch
 def value_and_weights(
     self:PairLoss,
@@ -215,7 +215,7 @@ def forward(
     batch."""
     return self.of_batch(*check_operands(self, z, labels, ref, ref_labels, self_index, tuples))
 
-
+# %% ../nbs/04_weighting.ipynb #01b7b910
 @patch
 def of_batch(self:PairLoss, z, ref, batch):
     "The loss of checked operands and their table of pairs."

@@ -9,7 +9,7 @@ Modules:
 - `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
 - `dml_nb.cli.search`: `dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
 - `dml_nb.cli.train`: `dml train`: from a folder of pictures to a network that finds like ones.
-- `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
+- `dml_nb.core`: Unit rows, similarities in full precision, and labels in any form.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
 - `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
@@ -23,10 +23,10 @@ Modules:
 - `dml_nb.data.tables`: A table beside its pictures and vectors computed elsewhere become an `ImageSet`, with classes above the classes.
 - `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
 - `dml_nb.engine.blocks`: Statistics, value and weights of a batch, one block of anchors at a time.
-- `dml_nb.engine.inputs`: From what a user gives to unit rows and the table of pairs, or to an error that says what was expected.
-- `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once where that is faster.
+- `dml_nb.engine.inputs`: From a user's input to unit rows and the table of pairs, or to an error that names the fault.
+- `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once if that is faster.
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
-- `dml_nb.engine.scratch`: Matrices of a block, handed out again for the next block and the next loss.
+- `dml_nb.engine.scratch`: The matrices of one block serve the next block and the next loss.
 - `dml_nb.engine.tables`: The table of pairs of a batch, made from labels or masks, and its blocks.
 - `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
 - `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
@@ -81,9 +81,9 @@ Modules:
 - `dml_nb.search.pages`: Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
 - `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
 - `dml_nb.search.refine`: Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
-- `dml_nb.support.results`: Numbers beside the machine, the versions and the code that made them
-- `dml_nb.support.storage`: A file is whole or absent, a folder has one writer, and damage is found
-- `dml_nb.support.validate`: One form of message for every argument that does not fit
+- `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them
+- `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected
+- `dml_nb.support.validate`: One form of message for every invalid argument
 - `dml_nb.training.bodies`: SqueezeNet and ResNet as torchvision has them, to be filled from a file without it.
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss over the rows of all processes, with the exact gradient.

@@ -1,8 +1,8 @@
-"""Unit rows, similarities in full precision, and labels, whatever they come as.
+"""Unit rows, similarities in full precision, and labels in any form.
 
-Everything in this book is a function of the similarities `S = z zᵀ` of unit embeddings and of
-labels. This page makes both, in full precision whatever the surroundings say, and answers bad
-input with a sentence: `name: expected …, got …`.
+Everything in this book is a function of labels and of the similarities `S = z zᵀ` of unit
+embeddings. This page makes both: similarities in full precision whatever the surrounding mode, and
+labels from any source. Invalid input raises an error that reads `name: expected …, got …`.
 
 Docs: https://dml-nb.github.io/dml_nb/core.html.md"""
 
@@ -53,7 +53,7 @@ def unit(
 
 # %% ../nbs/03_core.ipynb #0ae6ce56
 def plain(
-    t:Tensor, # perhaps a subclass, as fastai's are
+    t:Tensor, # may be of a subclass, as in fastai
 ) -> Tensor:
     "`t` as an ordinary tensor, so that no subclass travels through a formula."
     return t if type(t) is Tensor or torch.compiler.is_compiling() else t.as_subclass(Tensor)
@@ -61,10 +61,10 @@ def plain(
 
 def check_embeddings(
     z:Tensor, # (B, D) floating
-    name:str='z', # how the caller calls them
+    name:str='z', # that the message uses
 ) -> Tensor: # `z` as a plain tensor
-    """`z` itself if it can be embeddings. Raises TypeError for other than floating tensors,
-    ValueError for other shapes than (B, D) with B, D ≥ 1."""
+    """`z` itself if it can be embeddings. Raises TypeError unless it is a floating-point tensor,
+    ValueError unless its shape is (B, D) with B, D ≥ 1."""
     if not isinstance(z, Tensor):
         given = type(z).__name__
         raise TypeError(f'{name}: expected a floating-point tensor (B, D), got a {given}')
@@ -79,10 +79,10 @@ def check_embeddings(
 
 # %% ../nbs/03_core.ipynb #621b292c
 def integer_array(
-    labels, # anything numpy can make an array of, as a pandas Series
-    name:str='labels', # how the caller calls them
+    labels, # anything that numpy can convert to an array, such as a pandas Series
+    name:str='labels', # that the message uses
 ) -> np.ndarray: # of the same shape, int64 in the machine's byte order; booleans stay booleans
-    """Whole numbers as int64. Raises TypeError for other than integers, ValueError for integers
+    """Whole numbers as int64. Raises TypeError if they are no integers, ValueError for integers
     that 64 bits cannot hold."""
     a = np.asarray(labels)
     if a.dtype == object:
@@ -102,7 +102,7 @@ def integer_array(
 
 # %% ../nbs/03_core.ipynb #1204ddd7
 def integer_tensor(labels, device, name):
-    "The same as a tensor of integers or booleans; tensors are taken as they are."
+    "Labels as a tensor of integers or booleans; tensors keep their values."
     if isinstance(labels, Tensor):
         t = plain(labels).to(device)
     elif isinstance(labels, (list, tuple)) and not hasattr(labels, '__array__'):
@@ -119,17 +119,17 @@ def integer_tensor(labels, device, name):
 
 
 def device_is_read(t):
-    "Whether a value of `t` may be looked at: not on a GPU, which would wait, nor in a graph."
+    "Whether a value of `t` may be read: not on a GPU, which would wait, nor in a graph."
     return t.device.type == 'cpu' and not torch.compiler.is_compiling()
 
 # %% ../nbs/03_core.ipynb #41dc1d08
 def as_labels(
     labels, # (B,) integers of any type, -1: unlabelled; or (B, R) booleans: who belongs with whom
     n:int, # B, the rows they belong to
-    device:torch.device=None, # where they go
+    device:torch.device=None, # of the result
     columns:int=None, # R, if a boolean matrix is allowed
-    name:str='labels', # how the caller calls them
-    missing:str='unlabelled', # what -1 says
+    name:str='labels', # that the message uses
+    missing:str='unlabelled', # meaning of -1, for the message
 ) -> Tensor: # (B,) int64, or (B, R) bool
     """`labels` as a tensor, from a tensor, list, array, pandas Series or fastai `TensorCategory`.
     Raises TypeError for non-integers, ValueError for a wrong length or shape, for integers that
@@ -162,7 +162,7 @@ def meet_classes(
     class_numbers:Tensor, # (C,) overwritten
     labels, # class numbers of training, -1: none; None: they are 0 to C - 1
 ):
-    "Write down the classes by their numbers. Raises ValueError for more of them than rows."
+    "Store the numbers of the classes. Raises ValueError if there are more classes than rows."
     if labels is None:
         return
     met = torch.unique(torch.as_tensor(labels))                          # sorted
@@ -170,22 +170,22 @@ def meet_classes(
     if len(met) > len(class_numbers):
         raise ValueError(f'classes: expected at least the {len(met)} classes of training, got '
                          f'{len(class_numbers)}')
-    class_numbers.fill_(torch.iinfo(torch.int64).max)                    # rows that nobody needs
+    class_numbers.fill_(torch.iinfo(torch.int64).max)                    # unused rows
     class_numbers[:len(met)] = met
 
 
 def places_of_classes(
     y:Tensor, # (n,) class numbers, -1: none
     class_numbers:Tensor, # (C,) sorted
-) -> Tensor: # (n,) places among the C, -1 for a class that is not there
-    "In which row each class stands."
+) -> Tensor: # (n,) places among the C, -1 for an unknown class
+    "The row of each class."
     known = class_numbers.to(y.device)
     place = torch.searchsorted(known, y).clamp(max=len(known) - 1)
     return torch.where((y >= 0) & (known[place] == y), place, -1)
 
 # %% ../nbs/03_core.ipynb #729c0644
 class FullPrecision:
-    "A mode of products that the first one in sets and the last one out puts back"
+    "A mode of products, set by the first that enters and restored by the last that leaves"
     def __init__(self, mode):
         self.mode, self.inside, self.lock = mode, 0, threading.Lock()
 
@@ -212,7 +212,7 @@ def full_precision(
     device:torch.device, # where the products run
 ): # a context
     """Inside, products of float32 matrices are exact to float32 (no TF32, no bfloat16 passes) and
-    autocast is off. Threads may be inside together: the mode returns with the last one."""
+    autocast is off. Several threads may be inside; the last one restores the mode."""
     # a graph cannot switch global flags: see `product`
     mode = None if torch.compiler.is_compiling() else _full_precision.get(device.type)
     if device.type != 'meta' and torch.is_autocast_enabled(device.type):
@@ -242,7 +242,7 @@ def product(
     b:Tensor, # (D, R)
     out:Tensor=None, # (B, R) memory to write into
 ) -> Tensor: # (B, R)
-    "`a @ b`, also where a graph is compiled for a GPU; call it inside `full_precision`."
+    "`a @ b`, also in a graph that is compiled for a GPU; call it inside `full_precision`."
     if torch.compiler.is_compiling() and a.is_cuda:
         return _product(a, b)
     return torch.mm(a, b, out=out)
@@ -253,7 +253,7 @@ def similarities(
     ref:Tensor=None, # (R, D) references, default the embeddings themselves
 ) -> Tensor: # (B, R) float32 or float64
     """Cosine similarities $S_{ij} = x_i^\\top x_j$ of all rows of `z` with all rows of `ref`.
-    Raises TypeError or ValueError for what cannot be embeddings, or for unequal dimensions."""
+    Raises TypeError or ValueError for invalid embeddings or unequal dimensions."""
     x = unit(check_embeddings(z))
     if ref is None:
         r = x

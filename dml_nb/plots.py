@@ -1,8 +1,8 @@
 """One style, and the few pictures that every page draws.
 
-The pictures of this book, in one style. Blue pulls together and is right; vermillion pushes
-apart; orange, dashed, is wrong. Every function draws on the `ax` it is given or on a new one,
-and returns it.
+The pictures of this book, in one style. Blue means pulling together, and right; vermillion means
+pushing apart; dashed orange means wrong. Every function draws on the `ax` that it gets, or on a new
+one, and returns it.
 
 Docs: https://dml-nb.github.io/dml_nb/plots.html.md"""
 
@@ -56,7 +56,7 @@ STYLE = {
 # %% ../nbs/08_plots.ipynb #09bbb94f
 @contextmanager
 def style(**changes):
-    """Inside, figures are drawn in the style of this book, with `changes` of matplotlib's
+    """A context in which figures have the style of this book, with `changes` of matplotlib's
     parameters; also a decorator."""
     inside = STYLE | changes
     # no `rc_context`, which restores all: Jupyter sets `interactive` with the first figure
@@ -71,7 +71,7 @@ def style(**changes):
 def small_png(
     fig:Figure,
 ) -> bytes: # of a PNG file
-    "One pixel per dot and at most 256 colours, those that cover its range: a notebook stays small."
+    "A small file: one pixel per dot and at most 256 colours, chosen to cover the range."
     raw, small = BytesIO(), BytesIO()
     fig.savefig(raw, format='png', bbox_inches='tight', dpi=100)
     image = Image.open(raw).convert('RGB')
@@ -82,7 +82,7 @@ def small_png(
 
 
 def page_style():
-    "For a whole notebook: the style from here on, and pictures as `small_png` makes them."
+    "Set the style for a whole notebook, and show pictures by `small_png`."
     plt.rcParams.update(STYLE)
     try:
         shell = get_ipython()                        # a name that notebooks have
@@ -95,7 +95,7 @@ def page_style():
 
 
 def new_axes(
-    ax=None, # the axes asked for, or None
+    ax=None, # existing axes, or None
     size:tuple=(5, 3.4), # of a new figure, in inches
 ):
     "`ax`, or the axes of a new figure."
@@ -105,20 +105,20 @@ def new_axes(
 def numbers(
     values, # tensor, array or list
 ) -> np.ndarray:
-    "As an array of numpy, wherever it was."
+    "As an array of numpy, from any device."
     is_tensor = isinstance(values, Tensor)
     return values.detach().cpu().numpy() if is_tensor else np.asarray(values)
 
 # %% ../nbs/08_plots.ipynb #8f00b8db
 def anchor_weight(
     loss, # a `PairLoss`
-    of:str, # 'negative' or 'positive': the pair that is watched
-    rival:str, # 'negative' or 'positive': who competes with it
+    of:str, # 'negative' or 'positive': the watched pair
+    rival:str, # 'negative' or 'positive': its competitor
     x:float, # similarity of the watched pair
     y:float, # of the rival
-    fixed:float=.6, # of the one of the other kind, where both are of one kind
+    fixed:float=.6, # of the image of the other kind, if both are of one kind
 ) -> float: # W of the watched pair times B
-    "The weight of one pair beside a rival. Raises ValueError for other kinds."
+    "The weight of one pair with a rival. Raises ValueError for other kinds."
     check_choice('of', of, 'positive', 'negative')
     check_choice('rival', rival, 'positive', 'negative')
     given = [(x, of), (y, rival)]
@@ -134,7 +134,7 @@ def weight_landscape(
     loss, # a `PairLoss`
     ax=None, # axes to draw on
     of:str='negative', rival:str='negative', # the watched pair and its rival, or 'positive'
-    fixed:float=.6, # similarity of the one of the other kind, where both are of one kind
+    fixed:float=.6, # similarity of the image of the other kind, if both are of one kind
     span:tuple=(-.2, 1.), # of both similarities
     steps:int=31, # per axis
 ): # the axes
@@ -323,7 +323,7 @@ def watch(
 def as_pixels(
     image, # (H, W), (H, W, 3) or (3, H, W), or (1, H, W)
 ) -> np.ndarray: # (H, W) or (H, W, 3)
-    "An image as matplotlib takes it."
+    "An image in the form that matplotlib expects."
     image = numbers(image)
     channels_first = image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3)
     if channels_first:
@@ -334,13 +334,13 @@ def as_pixels(
 
 def draw_cell(
     ax,
-    image, # as `as_pixels` takes it
+    image, # as for `as_pixels`
     left:float, bottom:float, # corner, in cells
     good:bool=None, # right or wrong; None: no frame
-    caption:str='', # words below
+    caption:str='', # text below
     cmap:str='gray_r',
 ):
-    "One image of a grid, framed solid blue if right and dashed orange if wrong, and its words."
+    "One image of a grid with its caption, framed solid blue if right and dashed orange if wrong."
     ax.imshow(as_pixels(image), extent=(left, left + 1, bottom, bottom + 1), cmap=cmap)
     if good is not None:
         look = dict(edgecolor=RIGHT, ls='-') if good else dict(edgecolor=WRONG, ls=(0, (2.5, 1.2)))
@@ -352,17 +352,17 @@ def draw_cell(
 # %% ../nbs/08_plots.ipynb #c1cbdc4c
 @style()
 def retrieval_grid(
-    images, # of queries; anything indexed that gives images
+    images, # of queries; anything that gives an image for an index
     queries, # (q,) indices of the queries
     neighbours, # (q, k) indices of the items found, best first
     right, # (q, k) booleans
     ax=None, # axes to draw on
     gallery=None, # images that `neighbours` refers to, default `images`
-    captions=None, # (q, k + 1) words under query and neighbours
+    captions=None, # (q, k + 1) texts under query and neighbours
     cmap:str='gray_r', # of images with one channel
 ): # the axes
     """A row per query: itself, then the items found, framed solid blue if right and dashed orange
-    if wrong. Raises ValueError for numbers of rows that differ."""
+    if wrong. Raises ValueError if the shapes do not fit."""
     queries, neighbours, right = map(numbers, (queries, neighbours, right))
     if right.shape != neighbours.shape or len(queries) != len(right):
         given = f'got {queries.shape}, {right.shape} and {neighbours.shape}'

@@ -1,12 +1,12 @@
 """From a loss's value and pair weights to the gradient of the embeddings.
 
-A loss of this book says two things about a batch: its value, and its weight on every pair, W =
-∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
-asks the loss, and hands the gradient back. It is General Pair Weighting (X. Wang, X. Han, W.
-Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
-Metric Learning*, CVPR 2019) taken at its word, and the only place that knows autograd,
-precision, blocks, references and composition. After this page you can write a loss in five lines
-and trust its gradient, or in three, and leave its derivative to autograd.
+A loss of this book says two things about a batch: its value, and its weight on every pair,
+W = ∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
+calls the loss, and returns the gradient. The idea is General Pair Weighting (X. Wang, X. Han,
+W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
+Metric Learning*, CVPR 2019). Autograd, precision, blocks, references and sums are handled here
+and nowhere else. After this page you can write a loss in five lines and trust its gradient, or
+in three lines and leave its derivative to autograd.
 
 Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 
@@ -55,7 +55,7 @@ def keep_below(
 
 # %% ../nbs/04_weighting.ipynb #d53b2220
 def exp_(x:Tensor) -> Tensor: # of any shape, floating, overwritten
-    "$e^x = 2^{x/\\log 2}$ in place, on a CPU without the detours of `exp` where it vanishes."
+    "$e^x = 2^{x/\\log 2}$ in place; on a CPU faster than `exp` where it vanishes."
     if x.device.type != 'cpu':
         return x.exp_()
     return x.mul_(1.4426950408889634).exp2_()
@@ -79,7 +79,7 @@ def log_sum_exp(
 # %% ../nbs/04_weighting.ipynb #ae2784f9
 def arguments(
     obj, # a loss, a miner, a divergence, ...
-    without:tuple=('normalize', 'block'), # what every loss has, and none tells
+    without:tuple=('normalize', 'block'), # what every loss has, and none prints
 ) -> dict: # name -> value
     "The arguments of an object's constructor, which it keeps under their own names."
     parameters = list(inspect.signature(type(obj).__init__).parameters.values())[1:]
@@ -98,13 +98,13 @@ def settings(obj) -> str: # 'alpha=2.0, beta=50.0'
 
 # %% ../nbs/04_weighting.ipynb #93fddfaa
 class PairLoss(nn.Module):
-    """A loss given by its value and its pair weights W = ∂L/∂S; a subclass says
+    """A loss given by its value and its pair weights W = ∂L/∂S; a subclass defines
     `value_and_weights(S, pairs)`. Its settings are plain attributes, read when they are used."""
     indivisible = 'pair'     # what a block must not cut: 'pair', 'class' or 'batch'
-    own_batch_only = False   # whether it wants integer classes of one batch, and nothing else
-    statistics_passes = 0    # passes over the blocks before the weights are asked for
+    own_batch_only = False   # whether it accepts only integer classes of one batch
+    statistics_passes = 0    # passes over the blocks before the weights
     opaque = False           # under `torch.compile`: one operator instead of a traced formula
-    extends_rows = False     # whether it puts columns of its own into S, which no other shares
+    extends_rows = False     # whether it adds columns of its own to S, which no other shares
     reads_counts = False     # whether the host must know how many positives an anchor has
     symmetric = False        # whether W of labels alone is its own transpose
     masked = 2**14           # pairs up to which masks of them are cheaper than lists, on a CPU
@@ -152,7 +152,7 @@ def of_columns(self:PairLoss):
     "The loss that reads the columns which `forward` adds to S; of most losses itself."
     return self
 
-# %% ../nbs/04_weighting.ipynb #f0466dd7
+# %% ../nbs/04_weighting.ipynb #c3960344
 @patch(as_prop=True)
 def terms(self:PairLoss):
     "(weight, loss) of each term: a loss is a sum of one."
@@ -163,12 +163,12 @@ def terms(self:PairLoss):
 def extra_repr(self:PairLoss):
     return settings(self)
 
-
+# %% ../nbs/04_weighting.ipynb #f0466dd7
 @patch
 def value_and_weights(
     self:PairLoss,
-    S:Tensor, # (b, R) similarities of a block, read only; an anchor with itself means nothing
-    pairs:Pairs, # who is who
+    S:Tensor, # (b, R) similarities of a block, read only; that of an anchor with itself is not used
+    pairs:Pairs, # positives and negatives of its anchors
 ) -> tuple: # value of the block, a scalar; W (b, R) = its derivative by S
     "The formula and its derivative on one block of anchors."
     raise TypeError(f'{type(self).__name__} has no value_and_weights(S, pairs)')
@@ -183,13 +183,13 @@ def gather(self:PairLoss, S, pairs, gathered):
 
 @patch
 def summarize(self:PairLoss, gathered, statistics):
-    "What `pairs.statistics` shows after a pass; `statistics` is what it showed during it."
+    "The `pairs.statistics` after a pass; `statistics` is what it was during the pass."
     return gathered
 
 # %% ../nbs/04_weighting.ipynb #e33bbf47
 @patch(as_prop=True)
 def reduction(self:PairLoss):
-    "How the formula brings its terms together, or 'none' while fastai asks for items."
+    "How the formula combines its terms, or 'none' while fastai needs one value per item."
     return 'none' if self._per_item else self._reduction
 
 
@@ -211,14 +211,14 @@ def forward(
     tuples=None, # (a, p, n) or (a1, p, a2, n): only these triplets or pairs
 ) -> Tensor: # the loss, a scalar in at least float32
     """The loss (Eq. 1), differentiable once. Index tuples may also stand third, where
-    pytorch-metric-learning's trainers put them. Raises TypeError or ValueError for what cannot be
-    a batch."""
+    pytorch-metric-learning's trainers put them. Raises TypeError or ValueError for an invalid
+    batch."""
     return self.of_batch(*check_operands(self, z, labels, ref, ref_labels, self_index, tuples))
 
-
+# %% ../nbs/04_weighting.ipynb #01b7b910
 @patch
 def of_batch(self:PairLoss, z, ref, batch):
-    "The same of checked operands and their table of pairs."
+    "The loss of checked operands and their table of pairs."
     to_z = torch.is_grad_enabled() and z.requires_grad
     to_ref = torch.is_grad_enabled() and ref is not None and ref.requires_grad
     with torch.no_grad(), full_precision(z.device):
@@ -232,7 +232,7 @@ def of_batch(self:PairLoss, z, ref, batch):
 def pair_weights(
     self:PairLoss,
     z:Tensor, # (B, D)
-    labels=None, ref:Tensor=None, ref_labels=None, self_index=None, tuples=None, # as the loss
+    labels=None, ref:Tensor=None, ref_labels=None, self_index=None, tuples=None, # as for the loss
 ) -> Tensor: # (B, R) W = ∂L/∂S: below 0 pulls together, above 0 pushes apart
     "The signed weights of all pairs (Eq. 3). Raises as the loss does."
     z, ref, batch = check_operands(self, z, labels, ref, ref_labels, self_index, tuples)
@@ -357,7 +357,7 @@ class Addable(nn.Module):
 
 
 class SumOfValues(Addable):
-    "A weighted sum of losses, each asked by itself"
+    "A weighted sum of losses, each called by itself"
     def __init__(
         self,
         terms:list, # (weight, loss)
@@ -383,7 +383,7 @@ class SumOfValues(Addable):
 
 # %% ../nbs/04_weighting.ipynb #e25dd221
 class Miner:
-    "Drops pairs before the formula: a subclass says `mine(P, N, pairs)`"
+    "Drops pairs before the formula: a subclass defines `mine(P, N, pairs)`"
     def mine(
         self,
         P:Tensor, # (b, c) similarities of the positives, +inf where there is none
@@ -420,7 +420,7 @@ class Kept(PairLoss):
 
 # %% ../nbs/04_weighting.ipynb #5a7b83e9
 def check_miner(miner):
-    "Raise TypeError for what cannot mine as `mine(P, N, pairs)`; None is no miner."
+    "Raise TypeError unless `miner` is None or has `mine(P, N, pairs)`."
     if miner is None:
         return None
     hint = ("; a miner of another library is called by itself, and the indices that it gives are "
@@ -464,7 +464,7 @@ def generators_of(
 def generators_of_device(
     device:torch.device, # where something is computed
 ) -> list: # of torch.Generator
-    "What a process draws from without saying so: torch's own, and the GPU's."
+    "The default generators of a process: torch's own, and the GPU's."
     found = [torch.default_generator]
     if device.type == 'cuda':
         found.append(torch.cuda.default_generators[device.index or 0])
@@ -514,7 +514,8 @@ def differentiate(
     pos:Tensor, neg:Tensor, # (b, R) booleans
     both:Tensor, # (b,) which anchors have a positive and a negative
 ) -> tuple: # (b,) values; (b, R) their derivatives
-    "What the function says of a block. Raises TypeError or ValueError for what is no such value."
+    """Values and derivatives of a block. Raises TypeError or ValueError unless there is one value
+    for each row that depends on S."""
     leaf = S.clone().requires_grad_()
     with torch.enable_grad():
         values = self.f(leaf, pos, neg)
@@ -561,6 +562,6 @@ def from_function(
 ) -> PairLoss:
     """A loss from a function in plain torch that treats each row of S by itself. An anchor with
     one side counts what `f` gives if value and derivative are finite, else 0; one with no pair
-    counts 0. Raises TypeError or ValueError, when it is asked, for other than one value per row
-    that depends on S."""
+    counts 0. Raises TypeError or ValueError, when it is called, unless `f` returns one value per
+    row that depends on S."""
     return FunctionLoss(f, needs_both, reduction, **options)

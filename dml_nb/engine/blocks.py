@@ -1,9 +1,9 @@
 """Statistics, value and weights of a batch, one block of anchors at a time.
 
-A loss is never given all of S. It is given rows of S, one block of anchors at a time, so that a
-batch of 65,536 embeddings needs megabytes. This module gives them: first for the statistics that a
-loss wants of the whole batch, then for value and weights of each block, and the same rows to each
-term of a sum. It is internal; authors of losses read the page of `PairLoss` instead.
+A loss never gets all of S. It gets rows of S, one block of anchors at a time, so a batch of 65,536
+embeddings needs megabytes. This module makes the blocks: first for the statistics that a loss needs
+of the whole batch, then for value and weights of each block. All terms of a sum get the same rows.
+Internal; to write a loss, read the page of `PairLoss` instead.
 
 Docs: https://dml-nb.github.io/dml_nb/engine.blocks.html.md"""
 
@@ -25,7 +25,7 @@ def call_formula(
     S:Tensor, # (b, R)
     *args,
 ):
-    "What the method answers. Raises RuntimeError if it wrote to S, which other terms also read."
+    "The result of the method. Raises RuntimeError if it wrote to S, which other terms also read."
     watched = not torch.compiler.is_compiling() and not S.is_inference()
     version = S._version if watched else None
     answer = method(S, *args)
@@ -42,9 +42,9 @@ def call_formula(
 # %% ../../nbs/04_engine.blocks.ipynb #996b3e7b
 def terms_and_tables(
     loss, # a `PairLoss`
-    batch:Batch, # what its labels say
+    batch:Batch, # from its labels
 ) -> list: # (weight, loss, the table of pairs that it reads)
-    "The terms of a sum; in place of one with relations, the terms within it on each relation."
+    "The terms of a sum; a term with relations is replaced by its own terms, once per relation."
     found = []
     for weight, term in loss.terms:
         if term.indivisible == 'batch' or not hasattr(type(term), 'relations'):
@@ -56,8 +56,8 @@ def terms_and_tables(
 
 # %% ../../nbs/04_engine.blocks.ipynb #3d092faf
 def gather_statistics(
-    terms:list, # (weight, loss, its table), as `terms_and_tables` gives them
-    blocks, # function without arguments, giving all (S, pairs)
+    terms:list, # (weight, loss, its table), from `terms_and_tables`
+    blocks, # function without arguments that returns all (S, pairs)
 ) -> list: # the statistics of each term, None for one without passes
     "Make all passes that come before the weights."
     statistics = [None] * len(terms)
@@ -75,7 +75,7 @@ def gather_statistics(
 
 # %% ../../nbs/04_engine.blocks.ipynb #8291e8fb
 def add_terms(
-    terms:list, # (weight, loss, its table), as `terms_and_tables` gives them
+    terms:list, # (weight, loss, its table), from `terms_and_tables`
     statistics:list, # of each term
     S:Tensor, # (b, R)
     pairs:Pairs,
@@ -95,7 +95,7 @@ def add_terms(
 
 # %% ../../nbs/04_engine.blocks.ipynb #2d90b770
 class Together:
-    "The wishes of several losses that are asked as one"
+    "The declarations of several losses that are called as one"
     @property
     def indivisible(self):
         units = 'pair', 'class', 'batch'
@@ -130,10 +130,10 @@ def weighted_blocks(
     loss, # a `PairLoss`
     rows_of_S, # (first, last + 1, scratch) -> those rows of S (b, R), in the order of `batch.rows`
     batch:Batch,
-    cuts:list=None, # (first, last + 1) of all blocks; None: as the loss wants them
-    mine:list=None, # those of them whose weights are asked for; None: all
+    cuts:list=None, # (first, last + 1) of all blocks; None: as the loss declares
+    mine:list=None, # those of them whose weights are computed; None: all
 ):
-    "Yield (pairs, value, W) block by block; W lives until the next block is asked for."
+    "Yield (pairs, value, W) block by block; W is valid until the next block."
     if cuts is None:
         cuts = spans(batch, loss.block, loss.indivisible)
     if mine is None:

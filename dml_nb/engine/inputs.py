@@ -1,9 +1,9 @@
-"""From what a user gives to unit rows and the table of pairs, or to an error that says what was expected.
+"""From a user's input to unit rows and the table of pairs, or to an error that names the fault.
 
-Labels, references with their labels, a boolean matrix of who belongs with whom, or tuples of
-indices as pytorch-metric-learning's miners give them: each becomes a table of pairs, or an error
-that says what was expected and what was given. And embeddings become unit rows. Values of tensors
-are looked at only on a CPU; a GPU is never made to wait. Internal.
+A batch comes with labels, with references and their labels, with a boolean matrix of who belongs
+with whom, or with tuples of indices as pytorch-metric-learning's miners return them. Each form
+becomes a table of pairs, or raises an error that says what was expected and what it got. Embeddings
+become unit rows. Values of tensors are read only on a CPU; a GPU never waits. Internal.
 
 Docs: https://dml-nb.github.io/dml_nb/engine.inputs.html.md"""
 
@@ -35,7 +35,7 @@ def index_tensors(
     tuples, # (a, p, n) or (a1, p, a2, n)
     device:torch.device,
 ) -> list: # of three or four int64 tensors, one-dimensional
-    "Raises TypeError for non-integers, ValueError for a wrong number of them."
+    "Raises TypeError unless they hold integers, ValueError for a wrong number of tensors."
     if not isinstance(tuples, (tuple, list)) or len(tuples) not in (3, 4):
         several = isinstance(tuples, (tuple, list))
         given = f'{len(tuples)}' if several else f'a {type(tuples).__name__}'
@@ -51,14 +51,14 @@ def index_tensors(
 
 # %% ../../nbs/04_engine.inputs.ipynb #4978d4d8
 def explicit_pairs(
-    tuples, # (a, p, n) triplets or (a1, p, a2, n) pairs, as pytorch-metric-learning's miners do
+    tuples, # (a, p, n) triplets or (a1, p, a2, n) pairs, as of pytorch-metric-learning's miners
     B:int, # anchors
     R:int, # references
     device:torch.device,
     own:Tensor, # (B,) column of each anchor itself, -1: none; pairs with it are left out
 ) -> tuple: # ((B, R) positive mask, (B, R) negative mask), the triplets or None
     """Masks of the pairs that index tuples name. A triplet that pairs its anchor with itself is
-    left out whole. Raises TypeError or ValueError for what are no such indices."""
+    left out as a whole. Raises TypeError or ValueError for invalid indices."""
     indices = index_tensors(tuples, device)
     is_triplets = len(indices) == 3
     a1, p, a2, n = (*indices[:2], indices[0], indices[2]) if is_triplets else indices
@@ -82,7 +82,7 @@ def explicit_pairs(
 # %% ../../nbs/04_engine.inputs.ipynb #206a00e1
 def reader_of(loss):
     """The term that reads labels of more structure than classes (`Shares`, `Levels`, `Graded`), or
-    None. Raises ValueError where terms read their labels differently."""
+    None. Raises ValueError if terms read their labels differently."""
     readers = [term for _, term in loss.terms if hasattr(type(term), 'read_labels')]
     if not readers:
         return None
@@ -95,14 +95,14 @@ def reader_of(loss):
 
 
 def reader_within(loss):
-    "The same of a loss that may lie within a memory or a temperature, or be of another library."
+    "The same for a loss that may be inside a memory or a temperature, or from another library."
     while hasattr(loss, 'loss') and not hasattr(loss, 'terms'):
         loss = loss.loss
     return reader_of(loss) if hasattr(loss, 'terms') else None
 
 
 def read_labels(loss, labels, n, device, columns=None, name='labels'):
-    "A tensor of the labels of n rows, as the loss reads them. Raises TypeError or ValueError."
+    "The labels of n rows as a tensor, as the loss reads them. Raises TypeError or ValueError."
     reader = reader_within(loss)
     if reader is None:
         return as_labels(labels, n, device, columns, name)
@@ -110,8 +110,8 @@ def read_labels(loss, labels, n, device, columns=None, name='labels'):
 
 
 def label_batch(loss, y, y_ref, own=None, alone=True):
-    """Masks for small batches and where the labels are not read on the host. Lists for large ones,
-    for losses that work class by class, and where memory is watched, since masks keep none."""
+    """Masks for small batches, and if labels are not read on the host. Lists for large batches, for
+    losses that work class by class, and if memory is watched, since masks keep none."""
     reader = reader_of(loss)
     if reader is not None:
         return reader.table(y, y_ref, own, alone)
@@ -124,7 +124,7 @@ def label_batch(loss, y, y_ref, own=None, alone=True):
 
 # %% ../../nbs/04_engine.inputs.ipynb #a3a0d831
 def demanding_term(loss):
-    "The first term that wants integer classes of one batch and nothing else, or None."
+    "The first term that accepts only integer classes of one batch, or None."
     for _, term in loss.terms:
         if term.own_batch_only or term.indivisible != 'pair':
             return demanding_term(term.loss) if hasattr(type(term), 'read_labels') else term
@@ -132,10 +132,10 @@ def demanding_term(loss):
 
 
 def make_batch(
-    loss, # for what it needs
+    loss, # for its declarations
     B:int, R:int, # anchors, references
     device:torch.device,
-    labels=None, ref_labels=None, self_index=None, tuples=None, # as `PairLoss.forward` takes them
+    labels=None, ref_labels=None, self_index=None, tuples=None, # as for `PairLoss.forward`
     alone:bool=True, # the anchors are their own references
 ) -> Batch:
     "The table of pairs. Raises TypeError or ValueError that says what was expected."
@@ -177,8 +177,8 @@ def make_batch(
 
 # %% ../../nbs/04_engine.inputs.ipynb #8473aed6
 def as_peers_call(ref, ref_labels, self_index, tuples):
-    """What a trainer of pytorch-metric-learning means, which calls a loss with
-    (embeddings, labels, indices_tuple, ref_emb, ref_labels), the last three perhaps None."""
+    """The arguments in our order if a trainer of pytorch-metric-learning calls the loss, with
+    (embeddings, labels, indices_tuple, ref_emb, ref_labels); the last three may be None."""
     is_embedding = isinstance(ref_labels, Tensor) and ref_labels.is_floating_point()
     if isinstance(ref, (tuple, list)) or (ref is None and is_embedding and ref_labels.ndim == 2):
         tuples = ref if ref is not None else tuples
@@ -188,9 +188,9 @@ def as_peers_call(ref, ref_labels, self_index, tuples):
 
 def check_operands(
     loss,
-    z, labels, ref, ref_labels, self_index, tuples, # as `PairLoss.forward` takes them
+    z, labels, ref, ref_labels, self_index, tuples, # as for `PairLoss.forward`
 ) -> tuple: # z, ref as plain tensors; the table of pairs
-    "Raises TypeError or ValueError for what cannot be a batch."
+    "Raises TypeError or ValueError for an invalid batch."
     z = check_embeddings(z)
     ref, ref_labels, self_index, tuples = as_peers_call(ref, ref_labels, self_index, tuples)
     if ref is None:
@@ -212,7 +212,7 @@ def unit_operands(
     loss,
     z:Tensor, # (B, D)
     ref:Tensor=None, # (R, D); None: z itself
-) -> tuple: # (x, 1/‖z‖), (r, 1/‖ref‖); no reciprocals where unit rows are promised
+) -> tuple: # (x, 1/‖z‖), (r, 1/‖ref‖); no reciprocals if unit rows are promised
     "Unit rows of both in one dtype of at least float32."
     def rows(t): return unit_rows(t) if loss.normalize else (widen(t), None)
 

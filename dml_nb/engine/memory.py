@@ -1,9 +1,8 @@
-r"""Rows of S, their weights, and one or two products: in blocks, or at once where that is faster.
+r"""Rows of S, their weights, and one or two products: in blocks, or at once if that is faster.
 
-Rows of S are made, weighed and multiplied, block by block: $W R$ and $W^\top X$ are the
-gradients. Where all of S and W may be kept, S is made once for all passes of a loss, and a batch
-with itself needs one product instead of two. Which way is taken changes nothing but time and
-memory. Internal.
+Block by block, rows of S are computed, weighted and multiplied: $W R$ and $W^\top X$ are the
+gradients. If all of S and W may be kept, S is computed once for all passes of a loss, and a batch
+with itself needs one product instead of two. The choice changes only time and memory. Internal.
 
 Docs: https://dml-nb.github.io/dml_nb/engine.memory.html.md"""
 
@@ -33,10 +32,10 @@ class WholeMemory(Scratch):
 def may_keep(
     loss,
     cuts:list, # (first, last + 1) of all blocks
-    like:Tensor, # whose dtype and device are meant
+    like:Tensor, # gives dtype and device
     rows:int, columns:int,
 ) -> bool:
-    "Whether a matrix of the whole batch may be kept. Several blocks may be a wish for less."
+    "Whether a matrix of the whole batch may be kept. `block=` may ask for less memory."
     on_cpu = like.device.type == 'cpu'
     is_small = rows * columns * like.element_size() <= WholeMemory.most
     wished_small = len(cuts) > 1 and loss.block is not None
@@ -49,8 +48,8 @@ def maker_of_rows(
     r:Tensor, # (R, D) unit rows
     cuts:list, # (first, last + 1) of all blocks
     memory:WholeMemory,
-): # function (first, last + 1, scratch) -> those rows of S (b, R), as `weighted_blocks` wants it
-    "Rows of S = x rᵀ; computed once where a pass for statistics comes first and all of S may be kept."
+): # function (first, last + 1, scratch) -> these rows of S (b, R), for `weighted_blocks`
+    "Rows of S = x rᵀ; computed once if a pass for statistics comes first and S may be kept."
     shown_again = loss.statistics_passes > 0 and len(cuts) > 1     # a single block is made once anyway
     kept, made = None, set()
     if shown_again and may_keep(loss, cuts, r, len(anchors), len(r)):
@@ -131,7 +130,7 @@ def gradient_of_own_batch(
     batch:Batch,
     cuts:list, # (first, last + 1) of all blocks
 ) -> tuple: # value; ∂/∂x (B, D), twice
-    "As `gradient_by_blocks` for a batch with itself: all of W, then (W + Wᵀ) x."
+    "As `gradient_by_blocks`, for a batch with itself: all of W, then (W + Wᵀ) x."
     B = len(x)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     memory = borrow_scratch(WholeMemory)
@@ -155,7 +154,7 @@ def gradient_of_one_block(
     to_x:bool, to_r:bool, # which gradients to compute
     scratch:Scratch=None, # memory for S and what a formula writes; None: new
 ) -> tuple: # as `gradient_by_blocks`
-    "The same where one block holds the batch in its own order: nothing is gathered or copied."
+    "The same if one block holds the batch in its own order: nothing is gathered or copied."
     out = None if scratch is None else scratch.take(r, (len(x), len(r)))
     S = product(x, r.T, out=out)
     pairs = batch.view(batch, 0, batch.size, S.dtype, scratch)
@@ -169,7 +168,7 @@ def gradient_of_one_block(
 
 
 def both_ways(loss, batch, W, x):
-    "(W + Wᵀ) x by the way that is fastest here."
+    "(W + Wᵀ) x in the fastest way for this device."
     if loss.symmetric and batch.masks is None:
         return (W @ x).mul_(2)
     if x.device.type == 'cpu' and not torch.compiler.is_compiling():
@@ -181,8 +180,8 @@ def keeps_weights(
     loss,
     x:Tensor, # (B, D) unit rows
     cuts:list, # (first, last + 1) of all blocks
-    from_dim:int=128, # D from which a product costs more than to make the sum
-    small:int=256, # rows for which the sum is one tile
+    from_dim:int=128, # D from which a product costs more than the sum
+    small:int=256, # rows up to which the sum is one tile
 ) -> bool:
     "Whether a batch with itself keeps all of W, to multiply once."
     B, D = x.shape
@@ -190,7 +189,7 @@ def keeps_weights(
 
 
 def gradients(loss, x, r, batch, alone, to_x, to_r):
-    "As `gradient_by_blocks`, all of W at once where that is faster."
+    "As `gradient_by_blocks`; all of W at once if that is faster."
     cuts = spans(batch, loss.block, loss.indivisible)
     if len(cuts) == 1 and batch.in_order:
         scratch = borrow_scratch()

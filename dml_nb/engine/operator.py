@@ -1,6 +1,6 @@
 """One operator whose gradient is known with its value.
 
-To autograd a loss is one operator whose gradient was computed with its value. To `torch.compile`
+For autograd a loss is one operator whose gradient was computed with its value. For `torch.compile`
 it is either the formula of one block, which is traced, or one operator that runs the engine.
 Internal.
 
@@ -36,7 +36,7 @@ class KnownGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         z, dz, ref, dref = ctx.saved_tensors
-        again = torch.is_grad_enabled()                     # somebody may differentiate once more
+        again = torch.is_grad_enabled()                     # a second derivative may follow
         multiply = OnlyOnce.apply if again else gradient_times
         to_z = None if dz is None else multiply(g, z, dz)
         to_ref = None if dref is None else multiply(g, ref, dref)
@@ -48,7 +48,7 @@ def gradient_times(g, z, dz):
 
 
 class OnlyOnce(torch.autograd.Function):
-    "g · dz, a constant to autograd though it depends on z: a second derivative is refused"
+    "g · dz; depends on z although autograd sees a constant, so a second derivative raises an error"
     @staticmethod
     def forward(ctx, g, z, dz):
         return gradient_times(g, z, dz)
@@ -66,14 +66,14 @@ next_number = count()
 # %% ../../nbs/04_engine.operator.ipynb #042640ad
 def named(
     loss, # a `PairLoss`
-) -> list: # (weight, loss) of what has a number
-    "The loss itself, or the terms of a sum that was made inside of the graph."
+) -> list: # (weight, loss) of losses that have a number
+    "The loss itself, or the terms of a sum that was made inside the graph."
     is_made_in_graph = loss._number is None
     return list(zip(loss.factors, loss.losses)) if is_made_in_graph else [(1., loss)]
 
 
 class AskedTogether(Together):
-    "A sum, made again where its terms are known by number"
+    "A sum, made again from terms that are known by number"
     def __init__(self, weights, losses):
         self.terms = [(weight * factor, term) for weight, loss in zip(weights, losses)
                       for factor, term in loss.terms]
@@ -83,15 +83,15 @@ class AskedTogether(Together):
 @torch.library.custom_op('dml_nb::value_and_gradients', mutates_args=())
 def gradients_by_number(
     x:Tensor, # (B, D) unit rows
-    r:list[Tensor], # (R, D) unit rows; nothing where the anchors are each other's references
+    r:list[Tensor], # (R, D) unit rows; empty if the anchors are their own references
     own:Tensor, # (B,)
-    labels:list[Tensor], # of anchors and references, or nothing
-    masks:list[Tensor], # of positives and negatives, or nothing
-    triplets:list[Tensor], # a, p, n, or nothing
+    labels:list[Tensor], # of anchors and references, or empty
+    masks:list[Tensor], # of positives and negatives, or empty
+    triplets:list[Tensor], # a, p, n, or empty
     to_x:bool, to_r:bool, # which gradients to compute
     numbers:list[int], weights:list[float], # of the losses, which are added
 ) -> list[Tensor]: # value, ∂/∂x (B, D), and with references ∂/∂r (R, D)
-    "What a graph asks of the engine while it runs."
+    "Value and gradients from the engine while a graph runs."
     losses = [losses_by_number[number].of_columns() for number in numbers]
     loss = losses[0] if len(losses) == 1 else AskedTogether(weights, losses)
     if labels:
@@ -113,12 +113,12 @@ def _(x, r, own, labels, masks, triplets, to_x, to_r, numbers, weights):
 def traced_pairs(
     device:torch.device, # where S is
 ) -> int: # pairs of a batch
-    "Up to so many a traced formula is the faster one, and what it allocates is of no concern."
+    "Largest batch for which a traced formula is faster; its memory is small then."
     return 2**16 if device.type == 'cpu' else one_block(device)
 
 
 def gradients_in_graph(loss, x, r, batch, alone, to_x, to_r):
-    "The same while a compiler traces: the formula of one block, or else one operator."
+    "The same while a compiler traces: the formula of one block, or one operator."
     is_large = batch.size * batch.columns > traced_pairs(x.device)
     if loss.opaque or loss.block is not None or is_large:
         return gradients_by_operator(loss, x, r, batch, alone, to_x, to_r)
@@ -135,12 +135,12 @@ def gradients_by_operator(loss, x, r, batch, alone, to_x, to_r):
 
 
 def value_and_gradients(loss, z, ref, batch, to_z, to_ref):
-    "The loss, ∂/∂z, ∂/∂ref, the last two None where they are not asked for."
+    "The loss, ∂/∂z, ∂/∂ref; a gradient that is not needed is None."
     alone = ref is None
     (x, x_inverse), (r, r_inverse) = unit_operands(loss, z, ref)
     way = gradients_in_graph if torch.compiler.is_compiling() else gradients
     value, dx, dr = way(loss, x, r, batch, alone, to_z, to_z if alone else to_ref)
-    numbers = x.sum() if alone else x.sum() + r.sum()                  # NaN where an embedding is
+    numbers = x.sum() if alone else x.sum() + r.sum()                  # NaN if an embedding is
     dz = tangent(dx, x, x_inverse).add_(numbers, alpha=0) if to_z else None
     dref = tangent(dr, r, r_inverse).add_(numbers, alpha=0) if to_ref else None
     return torch.add(value, numbers, alpha=0).to(x.dtype), dz, dref

@@ -1,7 +1,7 @@
-"""Matrices of a block, handed out again for the next block and the next loss.
+"""The matrices of one block serve the next block and the next loss.
 
-A block needs a few matrices as large as itself. Fresh memory costs a CPU more than the arithmetic
-on it, so the engine keeps some and hands it out again for the next block and for the next loss.
+A block needs a few matrices of its own size. On a CPU, fresh memory costs more than the arithmetic
+on it, so the engine keeps some memory and reuses it for the next block and for the next loss.
 Internal.
 
 Docs: https://dml-nb.github.io/dml_nb/engine.scratch.html.md"""
@@ -31,10 +31,10 @@ def allocate(
 
 # %% ../../nbs/03_engine.scratch.ipynb #1c23f914
 class Scratch:
-    "Memory for the intermediate matrices of a block, handed out again for the next one"
-    pool = []            # of scratches that nothing uses now
+    "Memory for the intermediate matrices of a block, reused for the next one"
+    pool = []            # of scratches that are not in use
     largest = 2**23      # elements of the largest matrix worth keeping between steps
-    poisoned = False     # fill with NaN what a method gave back: `poisoned_memory`
+    poisoned = False     # fill freed memory with NaN: `poisoned_memory`
 
     def __init__(self):
         self.slots = []
@@ -42,7 +42,7 @@ class Scratch:
 
     def take(
         self,
-        like:Tensor, # whose dtype and device the result has, and whose shape unless one is given
+        like:Tensor, # gives dtype and device, and the shape if there is no other
         shape:tuple=None, # (b, R)
     ) -> Tensor: # (b, R), not initialised
         "A matrix that nothing else uses until `rewind`."
@@ -61,7 +61,7 @@ class Scratch:
         self,
         used:int, # how many slots remain taken
     ):
-        "Everything taken since then is free again."
+        "Free everything taken since then."
         if Scratch.poisoned:
             for slot in self.slots[used:]:
                 floating = slot.is_floating_point()
@@ -71,7 +71,7 @@ class Scratch:
 # %% ../../nbs/03_engine.scratch.ipynb #1894c2e7
 @contextmanager
 def poisoned_memory():
-    "Inside, scratch memory turns into NaN as soon as it is given back."
+    "Inside, scratch memory turns into NaN as soon as it is freed."
     before, Scratch.poisoned = Scratch.poisoned, True
     try:
         yield
@@ -91,7 +91,7 @@ def borrow_scratch(
 
 @patch
 def give_back(self:Scratch):
-    "Return to its pool; large matrices and those of other devices are let go."
+    "Return to the pool; large matrices and those of other devices are dropped."
     self.rewind(0)
     self.slots = [slot for slot in self.slots
                   if slot.numel() <= self.largest and slot.device.type == 'cpu']

@@ -1,8 +1,8 @@
 """The table of pairs of a batch, made from labels or masks, and its blocks.
 
 Who is positive to whom depends on the labels, not on the embeddings, so it is worked out once per
-batch. A `Batch` is that table, and a `Pairs` is a block of it, from which a loss takes the
-similarities of its positives and negatives, and to which it gives its weights back. Internal.
+batch. A `Batch` is this table. A `Pairs` is one block of it: a loss takes the similarities of its
+positives and negatives from it, and returns its weights through it. Internal.
 
 Docs: https://dml-nb.github.io/dml_nb/engine.tables.html.md"""
 
@@ -33,7 +33,7 @@ def without_self_pairs(triplets, own):
 
 
 def own_or_default(own, size, device, alone):
-    "(B,) the column of each anchor itself: as given, or its place in its own batch, or -1: none."
+    "(B,) the column of each anchor itself: as passed, or its place in its own batch, or -1: none."
     if own is not None:
         return own
     if alone:
@@ -42,17 +42,17 @@ def own_or_default(own, size, device, alone):
 
 
 class Batch:
-    """Who is positive to whom, and how many pairs and triplets there are, as labels or masks say
-    it. An entry is made when it is first read."""
+    """Who is positive to whom, and how many pairs and triplets there are, from labels or masks.
+    An entry is computed when it is first read."""
     in_order = True      # whether `rows` counts from 0 to B - 1
 
     def __init__(
         self,
-        y, y_ref, # (B,) and (R,) labels; None where masks say it all
-        own=None, # (B,) column of each anchor itself, -1: none; None: as `alone` says
+        y, y_ref, # (B,) and (R,) labels; None with masks
+        own=None, # (B,) column of each anchor itself, -1: none; None: by `alone`
         masks=None, # ((B, R) positives, (B, R) negatives)
         triplets=None, # explicit (a, p, n), each (T,)
-        alone:bool=True, # without `own`: the anchors are the references; or else none of them is
+        alone:bool=True, # without `own`: whether the anchors are the references
         labelled:bool=False, # whether all anchors are known to have a label
     ):
         self.y, self.y_ref, self.masks = y, y_ref, masks
@@ -65,7 +65,7 @@ class Batch:
         self.triplets = None if triplets is None else without_self_pairs(triplets, self.own)
 
     def once(self, name, make):
-        "An entry, made by `make()` when it is first read."
+        "An entry, computed by `make()` when it is first read."
         if name not in self.made:
             self.made[name] = make()
         return self.made[name]
@@ -106,7 +106,7 @@ def positives(self:Batch):
 
 @patch
 def find_absent(self:Batch, lo, hi):
-    "(b, R) which columns are no positives of some rows, and which are no negatives."
+    "(b, R) which columns are not positives of some rows, and which are not negatives."
     if self.masks is not None:
         return [~mask[lo:hi] for mask in self.masks]
     y, y_ref = self.y[lo:hi, None], self.y_ref                           # (b, 1), (R,)
@@ -128,7 +128,7 @@ def find_absent(self:Batch, lo, hi):
 
 @patch
 def absent(self:Batch, lo, hi):
-    "The same, kept for other readers where all rows are meant."
+    "The same; for all rows it is kept."
     if hi - lo < self.size:
         return self.find_absent(lo, hi)
     return self.once('absent', lambda: self.find_absent(lo, hi))
@@ -146,7 +146,7 @@ def by_label(self:Batch):
 
 @patch
 def counts_by_label(self:Batch):
-    "Positives and negatives of each anchor where masks of all rows would be too large."
+    "Positives and negatives of each anchor if masks of all rows would be too large."
     _, _, width = self.by_label
     has_own = self.own >= 0
     y_own = torch.where(has_own, self.y_ref[self.own.clamp(min=0)], -1)
@@ -246,12 +246,12 @@ class Pairs:
     ):
         self.batch, self.lo, self.hi, self.dtype = batch, lo, hi, dtype
         self.is_whole = batch.in_order and hi - lo == batch.size
-        self.statistics = None                        # what the term gathered before
+        self.statistics = None                        # that the term has gathered
         self.scratch = Scratch() if scratch is None else scratch
         self.taken = self.scratch.used                # slots that hold S
 
     def of_rows(self, entry):
-        "What the batch knows of these anchors, from an entry (B, ...)."
+        "The part of an entry (B, ...) of the batch for these anchors."
         return entry if self.is_whole else entry[self.rows]
 
     @property
@@ -279,8 +279,8 @@ class Pairs:
         return self.positives(S).nan_to_num_(nan=nan, posinf=0).sum(1, keepdim=True)
 
     def for_term(self, statistics, table):
-        """This block for the next term: of the `Batch` that it reads, with its statistics, and the
-        memory after S free again."""
+        """This block for the next term: from the `Batch` that it reads, with its statistics, and
+        with the memory after S free again."""
         self.scratch.rewind(self.taken)
         block = self
         if table is not self.batch:
@@ -289,7 +289,7 @@ class Pairs:
         return block
 
     def choice_of(self, selection):
-        "What `selection.random_choice(batch)` drew for this batch: once, for all blocks and all terms."
+        "The one draw of `selection.random_choice(batch)` for all blocks and terms of this batch."
         choices = self.batch.choices
         if id(selection) not in choices:
             choices[id(selection)] = selection.random_choice(self.batch)
@@ -309,16 +309,16 @@ class Pairs:
 
 # %% ../../nbs/03_engine.tables.ipynb #a7e92b61
 class MaskPairs(Pairs):
-    """Positives and negatives as masks: never looks at the host, so the form for a GPU, for
-    compilation and for explicit pairs"""
+    """Positives and negatives as masks: nothing is read on the host, so this form serves GPUs,
+    compilers and explicit pairs"""
     @property
     def no_pos(self):
-        "(b, R) booleans: no positive of the anchor."
+        "(b, R) booleans: not a positive of the anchor."
         return self.batch.absent(self.lo, self.hi)[0]
 
     @property
     def no_neg(self):
-        "(b, R) booleans: no negative of the anchor."
+        "(b, R) booleans: not a negative of the anchor."
         return self.batch.absent(self.lo, self.hi)[1]
 
     @property
@@ -343,12 +343,12 @@ class MaskPairs(Pairs):
         return (scale * S).masked_fill_(self.no_pos & self.no_neg, -inf)
 
     def buffer(self, like):
-        "None: here memory is better left to the allocator, and `out=None` leaves it there."
+        "None: with `out=None` the allocator provides the memory, which is better here."
         return None
 
     def weights(self, Wp, Wn):
-        """W (b, R) from weights on positives and on negatives (b, R), 0 where N is -inf; what stands
-        elsewhere in `Wp` is dropped."""
+        """W (b, R) from weights on positives and on negatives (b, R), 0 where N is -inf; other
+        entries of `Wp` are ignored."""
         if self.batch.masks is None:
             return torch.where(self.no_pos, Wn, Wp)
         return Wp.masked_fill(self.no_pos, 0.) + Wn                   # a named pair may be both
@@ -359,8 +359,8 @@ class MaskPairs(Pairs):
 
 
 class BoundPairs(MaskPairs):
-    """The same for a complete batch on a CPU, with bounds in place of masks: there `maximum` and
-    `minimum` take a quarter of the time of `masked_fill`"""
+    """The same for a complete batch on a CPU, with bounds instead of masks: `maximum` and `minimum`
+    take a quarter of the time of `masked_fill` there"""
     @property
     def bounds(self):
         "(b, R) -inf for a positive of the anchor, else +inf."
@@ -397,7 +397,7 @@ class BoundPairs(MaskPairs):
 
 @patch(as_prop=True)
 def view(self:Batch):
-    "What its blocks are."
+    "The class of its blocks."
     return BoundPairs if self.complete else MaskPairs
 
 # %% ../../nbs/03_engine.tables.ipynb #b98b1a11
@@ -467,7 +467,7 @@ class ListPairs(Pairs):
 
 # %% ../../nbs/03_engine.tables.ipynb #7fa19eba
 class Lists:
-    "The same on the host, in numpy, where small arrays cost a third of what tensors do"
+    "The lists on the host, in numpy, where small arrays cost a third of what tensors cost"
     def __init__(
         self,
         y, y_ref, # (B,) and (R,) integers
@@ -504,8 +504,8 @@ class Lists:
             self.rows = np.flatnonzero(labelled)      # anchors that are in a pair
 
     def columns(self, lo, hi):
-        """Of some rows: (b, w) the columns of the own class; (b, c) of the positives, padded;
-        (b, 1) who has none of its class, (b, c) what is padding, both None if it is nowhere."""
+        """For some rows: (b, w) columns of the own class; (b, c) those of the positives, padded;
+        (b, 1) rows without any of their class, (b, c) padding, both None if there is none."""
         rows, last = self.rows[lo:hi], len(self.order) - 1
         start, width, counts = (part[rows, None] for part in (self.start, self.width, self.n_pos))
         place = np.arange(max(1, width.max()))
@@ -519,7 +519,7 @@ class Lists:
 
 # %% ../../nbs/03_engine.tables.ipynb #7fa19eb2
 class EqualLists:
-    "The same for a batch with itself that has as many of each class, as samplers draw it"
+    "The same for a batch with itself whose classes have one size, as samplers draw it"
     own_elsewhere, unlabelled = False, np.empty(0, int)
 
     def __init__(
@@ -548,7 +548,7 @@ def all_but_each(size):
 
 
 def lists_of(y, y_ref, own, by_class, most=2**22):
-    "Where the pairs of a batch stand; what `EqualLists` keeps of all rows has a limit."
+    "The lists of a batch: equal ones if all classes have one size and the table is small."
     if own is None:
         order = y.argsort(kind='stable')
         ranked = y[order]
@@ -561,8 +561,8 @@ def lists_of(y, y_ref, own, by_class, most=2**22):
 
 # %% ../../nbs/03_engine.tables.ipynb #7fa19eb4
 class ListBatch(Batch):
-    """The same with lists, for the labelled anchors; ordered by class, a block can hold every row
-    of its classes. Reads the labels on the host."""
+    """A table with lists, of the labelled anchors. Ordered by class, a block can hold every row of
+    its classes. Reads the labels on the host."""
     view = ListPairs
 
     def __init__(self, y, y_ref, own=None, alone=True, by_class=True):
@@ -608,7 +608,7 @@ class ListBatch(Batch):
 def spans(
     batch:Batch, # the batch to cut
     block:int=None, # rows per block; None: 64 or more, about 2^21 similarities (8 MB) on a CPU
-    indivisible:str='pair', # what no cut goes through: 'pair', 'class' or 'batch'
+    indivisible:str='pair', # what must not be cut: 'pair', 'class' or 'batch'
 ) -> list: # of (first row, last row + 1) in the order of `batch.rows`
     "Cut the anchors of a batch into blocks; without `block`, 2^28 similarities on a GPU."
     n = batch.n_rows

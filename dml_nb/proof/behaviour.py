@@ -1,7 +1,7 @@
 """Bad input, half precision, blocks, copies, compilation and settings, checked in one line
 
-`check_behaviour` is what all losses have in common: bad input, half precision, compilation,
-settings that act. The functions beside it check one property each, and can be called alone.
+`check_behaviour` checks what all losses have in common: bad input, half precision, compilation,
+settings that take effect. The functions beside it check one property each, and can be called alone.
 
 Docs: https://dml-nb.github.io/dml_nb/proof.behaviour.html.md"""
 
@@ -172,7 +172,7 @@ def common_copies(loss, z, labels):
 
 # %% ../../nbs/06_proof.behaviour.ipynb #d8efb7e1
 class NothingRead(TorchDispatchMode):
-    "Refuses operations whose result depends on the value of a float on the host"
+    "Raises an error at operations that read the value of a float on the host"
     readers = '_local_scalar_dense', 'nonzero', 'masked_select', 'is_nonzero', 'equal.default'
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -224,11 +224,11 @@ def common_settings(loss, z, labels, others, idle):
 
 # %% ../../nbs/06_proof.behaviour.ipynb #9fb59676
 def exported(
-    obj, # made by a class that a page defines
+    obj, # of a class that a page defines
     module:str, # that the page exports it to
 ):
-    """The same object made by the exported class: what users import, and what a compiler can look
-    up. Settings that the page itself defines are replaced likewise."""
+    """The same object made by the exported class, which users import and a compiler can look up.
+    Settings of a class that the page defines are replaced in the same way."""
     def twin(value):
         own_class = type(value).__module__ == '__main__'
         known = own_class and hasattr(import_module(module), type(value).__name__)
@@ -240,11 +240,11 @@ def exported(
 # %% ../../nbs/06_proof.behaviour.ipynb #3887b078
 def check_behaviour(
     loss:PairLoss, # of an exported class, so that a compiler can look it up; no random choices
-    module:str=None, # of the exported class, where the loss is of a class that a page defines
-    idle:tuple=(), # settings of which only one value can be had
-    **others, # for each setting of the loss another value than it has
+    module:str=None, # of the exported class, if a page defines the class of the loss
+    idle:tuple=(), # settings with a single possible value
+    **others, # another value for each setting of the loss
 ) -> Report: # how many cases of each property were looked at
-    """Raise an error naming the property that a loss lacks, of those that all losses share. Every
+    """Raise an error naming a property that the loss lacks, of those that all losses share. Every
     argument of its constructor needs another value in `others`, or its name in `idle`."""
     check_object('loss', loss, 'value_and_weights', 'MultiSimilarity()')
     if module is not None:

@@ -1,7 +1,8 @@
 """From symbols to numbers: what sympy proves, and a working loss that it derives
 
-`anchor_weights` turns a formula of sympy into numbers. `from_sympy` makes a loss of it, as
-`from_function` does of a function: its weights are derived, not written.
+`from_sympy` makes a loss from its formula: sympy derives the weights. (`from_function` makes one
+from a function in PyTorch.) `anchor_weights` evaluates a formula and its derivatives, which ties a
+proof to the code.
 
 Docs: https://dml-nb.github.io/dml_nb/proof.symbolic.html.md"""
 
@@ -39,7 +40,7 @@ def anchor_weights(
     neg, # (len(n),) numbers for n
 ) -> tuple: # value, a scalar; ∂/∂p (len(p),); ∂/∂n (len(n),); all float64
     """Value and signed weights of a formula: differentiated as symbols, then evaluated.
-    Raises ValueError for other than one number per symbol."""
+    Raises ValueError unless there is one number for each symbol."""
     if len(p) != len(pos) or len(n) != len(neg):
         raise ValueError(f'pos, neg: expected one number per symbol: {len(p)} positives and '
                          f'{len(n)} negatives, got {len(pos)} and {len(neg)}')
@@ -59,7 +60,7 @@ sum_neg = sp.Function('sum_neg')
 def unfold(
     formula:sp.Expr, # of one anchor
 ) -> tuple: # [(symbol, `pos` or `neg`, summand)], innermost first; the formula in these symbols
-    "Name the sums. Raises ValueError where a similarity stands outside of a sum over its side."
+    "Name the sums. Raises ValueError if a similarity is outside of a sum over its side."
     given, sums = formula, []
     while True:
         innermost = [f for f in formula.atoms(sum_pos, sum_neg)
@@ -79,9 +80,9 @@ def unfold(
 
 def sides_in(
     expr:sp.Expr,
-    sums:list, # of `unfold`
+    sums:list, # from `unfold`
 ) -> set: # of `pos` and `neg`
-    "What an expression changes with, by itself or through a sum with an index."
+    "The sides that an expression depends on, directly or through a sum with an index."
     found = expr.free_symbols & {pos, neg}
     for symbol, side, summand in sums:
         if expr.has(symbol):
@@ -234,7 +235,7 @@ def of_rows(
 def counted(
     self:SympyLoss,
     counts:dict, # `pos` and `neg` -> (b, 1, 1) how many there are
-    value:Tensor, # (b, 1, 1) what the formula gives
+    value:Tensor, # (b, 1, 1) values of the formula
 ) -> Tensor: # (b, 1, 1) booleans
     "Which anchors count."
     some = whole = counts[pos] + counts[neg] > 0
@@ -245,7 +246,7 @@ def counted(
 
 @patch
 def value_and_weights(self:SympyLoss, S, pairs):
-    "All rows at once, or some where a sum with an index would be large."
+    "All rows at once, or some at a time if a sum with an index would be large."
     P, N = pairs.split(S)
     rows = len(P)
     if self.opaque:
@@ -257,13 +258,13 @@ def value_and_weights(self:SympyLoss, S, pairs):
 
 # %% ../../nbs/07_proof.symbolic.ipynb #68c9d3ee
 def from_sympy(
-    formula:sp.Expr, # of one anchor: `pos`, `neg`, `sum_pos`, `sum_neg`, `n_pos`, `n_neg`, and own
-    needs_both:bool=None, # None: what the formula names; False: what is missing is an empty sum
+    formula:sp.Expr, # of one anchor, in `pos`, `neg`, `sum_pos`, `sum_neg`, `n_pos`, `n_neg`
+    needs_both:bool=None, # None: sides that the formula names; False: a missing side is an empty sum
     reduction:str='sum', # or 'mean' over the anchors of the batch
     **parameters, # a number for each symbol of your own; `normalize` and `block`
 ) -> PairLoss:
-    """A working loss from a formula, its exponentials as written: no shift saves them from
-    overflow. In a sum inside a sum over the other side, the other similarity is that of the sum
-    outside. An anchor counts 0 if a side is missing that the formula names (`needs_both=None`).
-    Raises ValueError for what is no function of sums."""
+    """A working loss from a formula. Exponentials are computed as written and may overflow. In a
+    sum inside a sum over the other side, the other similarity is that of the outer sum. An anchor
+    counts 0 if it lacks a side that the formula names (`needs_both=None`). Raises ValueError unless
+    the formula is a function of sums."""
     return SympyLoss(formula, needs_both, reduction, **parameters)

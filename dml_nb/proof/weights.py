@@ -1,8 +1,8 @@
 """A loss equals its definition three ways, on every kind of batch.
 
-A loss of this book states its derivative by hand, so it must be shown that the derivative is
-that of its value and the value that of the paper. `check_weights` compares a loss with a
-definition written as plain loops, on batches of every kind, whole and cut into blocks.
+A loss of this book states its derivative by hand. So two things must be shown: that it is the
+derivative of the value, and that the value is that of the paper. `check_weights` compares a loss
+with a definition written as plain loops, on batches of every kind, whole and cut into blocks.
 `test_same` is the comparison that every page uses.
 
 Docs: https://dml-nb.github.io/dml_nb/proof.weights.html.md"""
@@ -28,7 +28,7 @@ from ..weighting import PairLoss
 # %% ../../nbs/05_proof.weights.ipynb #c44e6348
 def test_same(
     a, # a tensor, array or number, or a sequence or mapping of them
-    b, # what it should be
+    b, # the expected value
     rtol:float=None, # relative tolerance; both None: by dtype; one None: 0
     atol:float=None, # absolute tolerance
 ):
@@ -67,7 +67,7 @@ def standard_batches(
     dtype:torch.dtype=torch.float64, # of the embeddings
     seed:int=0,
 ) -> dict: # name -> ((B, 8) embeddings, (B,) labels), B ≤ 12
-    "One batch of each kind that a loss must survive."
+    "One batch of each kind that a loss must handle."
     generator = torch.Generator().manual_seed(seed)
 
     def random_rows(n):
@@ -100,7 +100,7 @@ def sides(
     S:Tensor, # (B, B)
     labels:Tensor, # (B,)
     i:int, # the anchor
-    low:float=-inf, high:float=inf, # bounds, as a miner sets them
+    low:float=-inf, high:float=inf, # bounds, as of a miner
 ) -> tuple: # two lists of scalars
     "Similarities of anchor i with its positives below `high` and with its negatives above `low`."
     others = [k for k in range(len(labels)) if k != i and labels[k] >= 0 and labels[i] >= 0]
@@ -110,13 +110,13 @@ def sides(
 
 
 def mean_of(terms:list, S:Tensor) -> Tensor: # a scalar
-    "The mean of some terms, 0 of none."
+    "The mean of some terms, 0 if there are none."
     return sum(terms) / len(terms) if terms else S.new_zeros(())
 
 # %% ../../nbs/05_proof.weights.ipynb #3fd8c2a0
 def anchor_batch(
     pos, # (P,) similarities of the anchor and its positives
-    neg, # (N,) and its negatives
+    neg, # (N,) those with its negatives
 ) -> tuple: # (1 + P + N, 1 + P + N) symmetric S, float64; (1 + P + N,) labels
     """A batch around one anchor, row 0: labels are 0 for the anchor and its positives, then
     1, 2, ... for its negatives."""
@@ -149,13 +149,13 @@ def definition_weights(
     if not isinstance(value, Tensor) and value != 0:
         raise TypeError('definition: expected a tensor that autograd can differentiate, got '
                         f'a {type(value).__name__}')
-    value = value + 0. * S.sum()                     # connected also where there is nothing to say
+    value = value + 0. * S.sum()                     # connected to S even if it is constant
     return value.detach(), torch.autograd.grad(value, S)[0]
 
 
 def error_of(
-    a:Tensor, # what was computed
-    b:Tensor, # what it should be
+    a:Tensor, # the computed value
+    b:Tensor, # the expected value
 ) -> float: # NaN if either is
     "Largest |a - b| / max(1, |b|)."
     if b.numel() == 0:
@@ -209,14 +209,14 @@ def in_blocks(
     loss:PairLoss,
     block:int, # rows
 ) -> PairLoss: # a copy that shares everything else
-    "The same loss, cut differently."
+    "The same loss with another size of blocks."
     cut = copy(loss)
     cut.block = block
     return cut
 
 
 def takes_pairs(loss) -> bool:
-    "Whether references, tuples and matrices of pairs may be given to it."
+    "Whether the loss accepts references, tuples and matrices of pairs."
     return loss.indivisible == 'pair' and not loss.own_batch_only
 
 
@@ -225,7 +225,7 @@ def routes(
     S:Tensor, # (B, B)
     labels:Tensor, # (B,)
 ):
-    "Yield (name, value, W) by each other route that the loss allows."
+    "Yield (name, value, W) of each other route that the loss allows."
     B = len(S)
     own = torch.arange(B)
     for block in (1, 3):
@@ -267,14 +267,14 @@ class Report(list):
 def check_batch(
     loss:PairLoss, definition, z:Tensor, labels:Tensor, # as in `check_weights`
     differences:bool, # also central differences
-) -> tuple: # {quantity: error}, {what else the report shows}
+) -> tuple: # {quantity: error}, {other entries of the report}
     "Errors of a loss on one batch."
     z = z.detach().clone().requires_grad_()
     x = unit(z)
     S = (x @ x.T).detach()
     expected, G = definition_weights(definition, S, labels)
     G = observable(G)
-    with poisoned_memory():                          # what a loss keeps turns into NaN
+    with poisoned_memory():                          # memory that a loss keeps turns into NaN
         value, W = loss.from_similarity(S, labels)
         through = loss(z, labels)
         others = list(routes(loss, S, labels))
@@ -307,8 +307,8 @@ HINTS = {
 
 
 def worst_entry(
-    W:Tensor, # (B, B) what was computed
-    G:Tensor, # (B, B) what it should be
+    W:Tensor, # (B, B) computed weights
+    G:Tensor, # (B, B) expected weights
     labels:Tensor, # (B,)
 ) -> str:
     "Which pair differs most, in words."
@@ -325,9 +325,9 @@ def check_weights(
     tol:float=1e-9, # of value, weights and gradient
     differences:bool=True, # also central differences, to 1e-6; not for detached factors
 ) -> Report: # errors by batch and quantity
-    """Raise AssertionError naming batch, quantity and error unless a loss is its definition,
-    whole and by every route: cut into blocks, as masks, from tuples, in a sum. Sharp settings
-    saturate: check mild ones too."""
+    """Raise AssertionError naming batch, quantity and error unless a loss equals its definition,
+    whole and on every route: in blocks, with masks, from tuples, in a sum. Sharp settings saturate
+    and prove little: check mild ones too."""
     check_object('loss', loss, 'value_and_weights', 'MultiSimilarity()')
     report = Report()
     for name, (z, labels) in (batches or standard_batches()).items():

@@ -1,7 +1,7 @@
-"""Numbers beside the machine, the versions and the code that made them
+"""Numbers with the machine, the versions and the code that produced them
 
-`write_json` puts measured numbers into `results/` with where they come from, and `write_bench` puts
-times into the file of their machine. `measurement` marks a cell of a page that measures, and
+`write_json` writes measured numbers to `results/`, with where they come from. `write_bench` writes
+times to the file of their machine. `measurement` marks a cell of a page that measures, and
 `compare_speed` and `extra_memory` measure time and memory.
 
 Docs: https://dml-nb.github.io/dml_nb/support.results.html.md"""
@@ -33,7 +33,7 @@ from .storage import json_bytes, write_atomically
 
 # %% ../../nbs/02_support.results.ipynb #94d06c07
 def machine() -> dict:
-    "Where numbers are computed."
+    "The machine that computes."
     cpuinfo = Path('/proc/cpuinfo')
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
@@ -42,7 +42,7 @@ def machine() -> dict:
 
 
 def versions() -> dict:
-    "Of what computes them; None for what is not installed."
+    "Versions of the packages that compute; None if one is not installed."
     found = dict(python=platform.python_version())
     for name in ('dml_nb', 'torch', 'torchvision', 'fastai', 'numpy', 'scikit-learn', 'faiss-cpu',
                  'timm', 'pytorch-metric-learning', 'geomloss', 'POT'):
@@ -68,8 +68,8 @@ def imported_modules(
     tree:ast.Module,
     module:str, # its name, as 'dml_nb.losses.pairs'
     package:bool=False, # whether it is the `__init__` of a package
-) -> set: # 'dml_nb.core', ...: whatever an import may mean, also inside functions
-    "Names of this package's modules, and of what is imported from them."
+) -> set: # 'dml_nb.core', ...: all that an import may refer to, also inside functions
+    "Names of this package's modules, and of the names imported from them."
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -83,15 +83,15 @@ def imported_modules(
 
 # %% ../../nbs/02_support.results.ipynb #260093c1
 def package_folder() -> Path:
-    "Where the modules of this package lie."
+    "The folder of this package's modules."
     return Path(find_spec('dml_nb').origin).parent
 
 
 @cache
 def code_hash(
-    module:str='dml_nb.experiments.trial', # where it begins: what trains
+    module:str='dml_nb.experiments.trial', # where it begins; by default the module that trains
 ) -> str: # 16 hexadecimal digits
-    "Of a module of this package and all others that it can import, as they were first read."
+    "Hash of a module of this package and all others that it can import, as first read."
     waiting, seen, sources = [module], set(), {}
     while waiting:
         name = waiting.pop()
@@ -111,7 +111,7 @@ def code_hash(
 
 @cache
 def commit() -> str: # as 'd4cdcf5', None outside a clone of this package
-    "Of the code that computes, with a + where files differ from it."
+    "The commit of the code that computes, with a + if files differ from it."
     root = package_folder().parent
     if not (root/'.git').exists():
         return None
@@ -125,9 +125,9 @@ def commit() -> str: # as 'd4cdcf5', None outside a clone of this package
 
 # %% ../../nbs/02_support.results.ipynb #ae8761d9
 def origin(
-    seed:int=None, data:dict=None, # as `write_json` takes them
+    seed:int=None, data:dict=None, # as for `write_json`
 ) -> dict: # machine, versions, code, commit, threads, date, seed, data
-    "Where numbers come from that are computed now."
+    "Where numbers that are computed now come from."
     date = datetime.now(timezone.utc).strftime('%Y-%m-%d')
     return dict(machine=machine(), versions=versions(), code=code_hash(), commit=commit(),
                 threads=torch.get_num_threads(), date=date, seed=seed, data=data)
@@ -137,22 +137,22 @@ def write_json(
     path, # of the file
     content:dict, # JSON values: what was measured, and how
     seed:int=None, # of the numbers
-    data:dict=None, # what they were measured on, as {'name': ..., 'sha256': ...}
+    data:dict=None, # that they were measured on, as {'name': ..., 'sha256': ...}
 ):
-    """Write `content` with where it comes from (`machine`, `versions`, `code`, `commit`, `threads`,
-    `date`, `seed`, `data`), whole or not at all. Raises ValueError for NaN and infinity, TypeError
-    for what JSON cannot hold, OSError that names the file."""
+    """Write `content` with its origin (`machine`, `versions`, `code`, `commit`, `threads`, `date`,
+    `seed`, `data`), completely or not at all. Raises ValueError for NaN and infinity, TypeError
+    for values that JSON cannot hold, OSError that names the file."""
     write_atomically(path, json_bytes(origin(seed, data) | content))
 
 # %% ../../nbs/02_support.results.ipynb #b109d0aa
 def write_bench(
     name:str, # of the measurement
     content:dict, # JSON values: what was measured, and how
-    seed:int=None, data:dict=None, # as `write_json` takes them
+    seed:int=None, data:dict=None, # as for `write_json`
     folder='../results/bench',
     device:str=None, # model of the GPU that was measured; None: the processor
 ) -> Path: # of the file
-    "Keep a measurement in the file of this kind of machine. Raises as `write_json`."
+    "Store a measurement in the file of this kind of machine. Raises as `write_json`."
     where = origin(seed, data)
     if device is not None:
         where['machine']['device'] = device
@@ -168,8 +168,8 @@ def write_bench(
 def read_bench(
     name:str, # of a measurement
     folder='../results/bench',
-) -> dict: # what was written under that name: the latest, where several machines have it
-    "A kept measurement. Raises FileNotFoundError where no machine has it."
+) -> dict: # as written: the latest, if several machines have it
+    "A stored measurement. Raises FileNotFoundError if no machine has it."
     found = []
     for path in sorted(Path(folder).glob('*.json')):
         measurements = json.loads(path.read_text(encoding='utf-8'))
@@ -181,9 +181,9 @@ def read_bench(
 
 
 def measured_on(
-    measured:dict, # as `read_bench` gives it
+    measured:dict, # as `read_bench` returns it
 ) -> str: # 'AMD EPYC, 1 thread, torch 2.15.0, 2026-11-22, code 5f2c9a1e'
-    "Where and when and by which code, in words, to be said beside the numbers."
+    "Where, when and with which code, in words, to be shown with the numbers."
     threads = measured['threads']
     return (f"{measured['machine'].get('device') or measured['machine']['cpu']}, "
             f"{threads} thread{'s' if threads > 1 else ''}, "
@@ -194,7 +194,7 @@ def measured_on(
 def code_of(
     measured:dict, # content of a file of results
 ) -> str: # 'code 5f2c9a1e', or 'code not recorded'
-    "Which code of the package computed it, in words; several where kept runs were accepted."
+    "The code of the package that computed it, in words; several if stored runs were accepted."
     code = measured.get('code') or 'not recorded'
     return 'code ' + re.sub('(?<=[0-9a-f]{8})[0-9a-f]{8}', '', code).replace(', ', ' and ')
 
@@ -202,11 +202,11 @@ def code_of(
 def measurement(
     name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'losses.adapted.speed'
     takes:str, # how long, as '2 minutes'
-    needs:str='', # what it needs beside the package, as 'pytorch-metric-learning'
+    needs:str='', # what it needs besides the package, as 'pytorch-metric-learning'
 ):
-    """A decorator for a function that measures and writes into `results/`. It is called at once if
-    `DML_NB_MEASURE`, names separated by commas, holds this name or the page's; otherwise one line
-    says how to measure again. The function stays, to be called by hand."""
+    """A decorator for a function that measures and writes to `results/`. The function is called at
+    once if `DML_NB_MEASURE`, names separated by commas, holds this name or that of the page;
+    otherwise one line says how to measure again. It can also be called by hand."""
     names = os.environ.get('DML_NB_MEASURE', '').replace(' ', '').split(',')
     asked = any(name == each or name.startswith(f'{each}.') for each in names if each)
 
@@ -225,7 +225,7 @@ def measurement(
 def peer_modules(
     *names:str, # as 'pytorch_metric_learning.losses'
 ) -> list: # the modules, None for those of a library that is not installed
-    "Modules of other libraries to compare with; one line says what is not installed."
+    "Modules of other libraries to compare with; one line names those that are not installed."
     packages = dict.fromkeys(name.split('.')[0] for name in names)
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
@@ -252,8 +252,8 @@ def extra_memory(
     setup:str, # Python source: imports, data, a small warm-up
     job:str, # Python source whose memory is measured
 ) -> float: # megabytes of 2^20 bytes
-    """What a job adds to the resident memory of a fresh process at its highest. Raises OSError
-    where there is no /proc to ask (outside Linux), RuntimeError if the job fails."""
+    """What a job adds to the resident memory of a fresh process at its peak. Raises OSError
+    without /proc (outside Linux), RuntimeError if the job fails."""
     if not Path('/proc/self/clear_refs').exists():
         raise OSError('the peak of a process is read from /proc, which this system does not have')
     code = '\n'.join([

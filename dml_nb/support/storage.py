@@ -1,8 +1,8 @@
-"""A file is whole or absent, a folder has one writer, and damage is found
+"""A file is complete or absent, a folder has one writer, and damage is detected
 
 What this package writes survives a crash, a full disk and a second process. `write_atomically`
 writes one file, `one_writer` keeps other processes out of a folder, and a `Store` keeps several
-files that belong together, with hashes that tell when one was damaged.
+files that belong together, with hashes that detect damage.
 
 Docs: https://dml-nb.github.io/dml_nb/support.storage.html.md"""
 
@@ -29,7 +29,7 @@ def write_atomically(
     path, # of the file
     data:bytes, # its content
 ):
-    """Write a file that is whole or absent: beside it first, flushed to disk, then renamed.
+    """Write a file under another name, flush it to disk, and rename it: it is complete or absent.
     Raises OSError that names the file, and leaves no part behind."""
     path = Path(path)
     part = path.with_name(f'.{path.name}.{os.getpid()}')
@@ -48,8 +48,8 @@ def write_atomically(
 
 # %% ../../nbs/01_support.storage.ipynb #d971e533
 def text_of(
-    path:Path, # of a file, perhaps
-) -> str: # '' where it cannot be read
+    path:Path, # of a file that may not exist
+) -> str: # '' if it cannot be read
     with suppress(OSError):
         return path.read_text('utf-8', 'replace')
     return ''
@@ -57,11 +57,11 @@ def text_of(
 
 @contextmanager
 def one_writer(
-    folder, # that is written to, made if need be
-    file:str='', # only this file in it; '': all of it
+    folder, # to write to, created if it does not exist
+    file:str='', # only this file in the folder; '': the whole folder
 ):
     """Inside, no other process or thread writes there; calls may be nested.
-    Raises BlockingIOError that names the process that does."""
+    Raises BlockingIOError that names the other writer."""
     folder = Path(folder).expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder/(f'.{file}.lock' if file else '.lock')
@@ -78,13 +78,13 @@ def one_writer(
     try:
         if outermost:
             words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-            with suppress(OSError):         # of a full disk the file itself says more
+            with suppress(OSError):         # on a full disk, writing the file gives a better error
                 owner.write_text(f'{me}({shlex.join(words):.200})', 'utf-8', 'backslashreplace')
         yield
     finally:
-        says = text_of(owner)               # another name where others made the folder anew
+        says = text_of(owner)               # another process if the folder was made again
         if outermost and (says.startswith(me) or not says):
-            for left in (owner, path):      # a process that waits for it makes a new one
+            for left in (owner, path):      # a waiting process makes a new one
                 with suppress(OSError):
                     left.unlink()
         lock.release()
@@ -93,16 +93,16 @@ def one_writer(
 def json_bytes(
     content:dict, # JSON values
 ) -> bytes:
-    """The text of a file of results. Raises ValueError for NaN and infinity, TypeError for what JSON
-    cannot hold."""
+    """The content of a JSON file. Raises ValueError for NaN and infinity, TypeError for values that
+    JSON cannot hold."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    return f'{text}\n'.encode('utf-8', 'backslashreplace')   # a file's name that is no UTF-8
+    return f'{text}\n'.encode('utf-8', 'backslashreplace')   # a file's name may not be UTF-8
 
 # %% ../../nbs/01_support.storage.ipynb #63875239
 def hash_of(
     data, # bytes, or JSON values
 ) -> str: # 64 hexadecimal digits
-    "Raises ValueError and TypeError for what JSON cannot hold."
+    "SHA-256. Raises ValueError or TypeError for values that JSON cannot hold."
     if not isinstance(data, (bytes, memoryview)):
         data = json.dumps(data, sort_keys=True, allow_nan=False).encode()
     return hashlib.sha256(data).hexdigest()
@@ -112,7 +112,7 @@ def named(
     contents:dict, # role -> bytes
     before:str='', # beginning of each name
 ) -> dict: # role -> name, size and SHA-256
-    "What a manifest says of files. The role is the end of the name."
+    "The entries of files in a manifest. The role is the end of the name."
     files = {}
     for role, data in contents.items():
         digest = hash_of(data)
@@ -121,11 +121,11 @@ def named(
 
 
 def check_facts(
-    path:Path, # of the file that they are from
+    path:Path, # of the file that holds them
     facts, # JSON values from it
-    schema:dict, # name -> what is expected, in words, and a test of it
+    schema:dict, # name -> what is expected in words, and a test
 ):
-    "Raises ValueError, naming file and fact, for what does not fit."
+    "Raises ValueError that names file and fact unless all facts are as expected."
     if not isinstance(facts, dict):
         raise ValueError(f'{path}: expected names with values, got {facts!r:.80}')
     for name, (expected, fits) in schema.items():
@@ -146,8 +146,8 @@ def read_files(
     manifest:Path, # that names them
     files:dict, # role -> name, size and SHA-256, as `named` gives them
 ) -> dict: # role -> bytes
-    """All files, opened before the first is read. Raises ValueError that names a file which is
-    damaged or none, FileNotFoundError for one that is missing."""
+    """All files, opened before the first is read. Raises ValueError that names a damaged file or
+    one that is no regular file, FileNotFoundError for one that is missing."""
     for file in files.values():
         check_facts(manifest, file, _FILE)
     contents = {}
@@ -168,15 +168,15 @@ def read_files(
 
 # %% ../../nbs/01_support.storage.ipynb #24d4ace2
 class Store:
-    "Kinds of folders that hold one thing: files, and a JSON file that names them and is put last"
+    "A kind of folder: files that belong together, and a JSON file that names them, written last"
 
     def __init__(self,
         manifest:str, # name of the JSON file
-        format:str, # what it calls itself
+        format:str, # name and version of the format
         files:list, # roles: how the names of the files end
         optional:list=(), # roles that may be missing
-        schema:dict=None, # of the other facts in it, as `check_facts` takes it
-        remedy:str='make it again', # for a folder that is refused
+        schema:dict=None, # of the other facts, as for `check_facts`
+        remedy:str='make it again', # advice in errors
     ):
         self.manifest = manifest
         self.format = format
@@ -186,12 +186,13 @@ class Store:
         self.remedy = remedy
 
     def write(self,
-        folder, # made if need be
+        folder, # created if it does not exist
         facts:dict, # JSON values
         contents:dict, # role -> bytes
     ):
-        """Replace what is there. Raises OSError naming the file that cannot be written,
-        BlockingIOError naming another writer, TypeError or ValueError for what JSON cannot hold."""
+        """Replace the previous version. Raises OSError naming the file that cannot be written,
+        BlockingIOError naming another writer, TypeError or ValueError for values that JSON cannot
+        hold."""
         folder = Path(folder)
         files = named(contents)
         facts = facts | dict(format=self.format, files=files, saved=os.urandom(8).hex())
@@ -204,20 +205,20 @@ class Store:
             self.clean(folder, {file['name'] for file in files.values()})
 
     def clean(self, folder, current):
-        "Remove older files of this kind, and parts that a killed process left."
+        "Remove older files of this kind, and partial files of killed processes."
         roles = '|'.join(map(re.escape, self.files + self.optional))
         ours = f'[0-9a-f]{{16}}[.]({roles})'
         pattern = re.compile(f'{ours}|[.]({ours}|{re.escape(self.manifest)})[.][0-9]+')
         for old in folder.iterdir():
             if pattern.fullmatch(old.name) and old.name not in current:
-                with suppress(OSError):             # a reader may have it open: the next time
+                with suppress(OSError):             # open in a reader: next time
                     old.unlink()
 
     def facts(self,
         folder, # from `write`
     ) -> dict:
-        """What the JSON file says. Raises FileNotFoundError where there is none, ValueError for
-        one that was damaged, edited or is of another format."""
+        """Content of the JSON file. Raises FileNotFoundError if there is none, ValueError if it is
+        damaged, edited or of another format."""
         path = Path(folder)/self.manifest
         if not path.is_file():
             raise FileNotFoundError(f'{folder}: expected a folder with a file {self.manifest}, '
@@ -239,7 +240,7 @@ class Store:
 
     @property
     def roles(self):
-        "What is expected of the files, as `check_facts` takes it"
+        "What is expected of the files, as for `check_facts`"
         def fits(files):
             known = {*self.files, *self.optional}
             return isinstance(files, dict) and set(self.files) <= set(files) <= known
@@ -248,7 +249,7 @@ class Store:
 
     @contextmanager
     def refusing(self):
-        "What is refused inside is refused with what to do."
+        "Errors raised inside end with the remedy."
         try:
             yield
         except ValueError as error:
@@ -257,7 +258,7 @@ class Store:
     def read(self,
         folder, # from `write`
     ) -> tuple: # facts, {role: bytes}
-        "What belongs together, although another process may be writing. Raises as `facts`."
+        "The files of one version, even while another process writes. Raises as `facts`."
         before = None
         while True:
             facts = self.facts(folder)
@@ -265,7 +266,7 @@ class Store:
                 with self.refusing():
                     return facts, read_files(Path(folder)/self.manifest, facts['files'])
             except FileNotFoundError as error:
-                if facts == before:                 # it was not replaced meanwhile
+                if facts == before:                 # it was not replaced in the meantime
                     raise FileNotFoundError(f'{error.filename}: expected a file that '
                                             f'{self.manifest} names, found none; {self.remedy}'
                                             ) from error

@@ -1,8 +1,8 @@
-"""One form of message for every argument that does not fit
+"""One form of message for every invalid argument
 
-An argument that does not fit is refused where it is given. The message names the argument, says what
-it should be and shows what it was. Each function here returns a value that fits, so that a
-constructor checks and keeps a setting in one line.
+An invalid argument raises an error where it is passed. The message names the argument, says what
+is expected and shows what came instead. Each function here returns the value that it has checked,
+so a constructor checks and stores a setting in one line.
 
 Docs: https://dml-nb.github.io/dml_nb/support.validate.html.md"""
 
@@ -21,11 +21,11 @@ import torch
 # %% ../../nbs/00_support.validate.ipynb #a21e400c
 def check_number(
     name:str, # of the setting
-    value, # what came
-    lo:float=-inf, # the least that is allowed
-    hi:float=inf, # the most
-    above:float=None, # a bound that is itself not allowed
-    below:float=None, # likewise
+    value, # to check
+    lo:float=-inf, # smallest allowed value
+    hi:float=inf, # largest allowed value
+    above:float=None, # a lower bound that is not allowed itself
+    below:float=None, # an upper bound that is not allowed itself
     integer:bool=False, # whole numbers only
 ): # `value` itself
     "Raise ValueError unless `value` is a finite number within the bounds."
@@ -47,7 +47,7 @@ def check_number(
 
 # %% ../../nbs/00_support.validate.ipynb #496ecf95
 def check_flag(name, value):
-    "Raise ValueError for other than True or False."
+    "Raise ValueError unless `value` is True or False."
     if not isinstance(value, bool):
         raise ValueError(f'{name}: expected True or False, got {value!r}')
     return value
@@ -62,7 +62,7 @@ def check_choice(name, value, *choices):
 
 
 def check_generator(generator):
-    "Raise TypeError for other than a `torch.Generator` or None."
+    "Raise TypeError unless `generator` is a `torch.Generator` or None."
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError('generator: expected a torch.Generator, as '
                         'torch.Generator().manual_seed(0), or '
@@ -72,13 +72,13 @@ def check_generator(generator):
 # %% ../../nbs/00_support.validate.ipynb #5271b632
 def check_object(
     name:str, # of the setting
-    given, # what came
-    method:str, # what it must have
-    example:str, # how one would be written
-    hint:str='', # what else to do
-    arguments:int=None, # how many the method takes
+    given, # the argument
+    method:str, # name of the method that it must have
+    example:str, # an example for the message
+    hint:str='', # advice that ends the message
+    arguments:int=None, # that the method takes; None: any number
 ): # `given`
-    "Raise TypeError unless it is an object (not its class) with that method."
+    "Raise TypeError unless `given` is an object (not a class) with that method."
     is_class = isinstance(given, type)
     if not is_class and callable(getattr(given, method, None)):
         if arguments is None or takes(getattr(given, method), arguments):
@@ -91,7 +91,7 @@ def check_object(
 
 
 def takes(method, arguments:int) -> bool:
-    "Whether a method can be called with so many arguments."
+    "Whether a method can be called with this number of arguments."
     try:
         inspect.signature(method).bind(*range(arguments))
     except TypeError:

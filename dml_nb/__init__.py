@@ -12,7 +12,7 @@ Modules:
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels, whatever they come as.
 - `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts merged folders
-- `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
+- `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces; Latin is for training, the others for testing
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
 - `dml_nb.data.pixels`: A bounded folder keeps decoded and resized pictures, and the next command reads them from there.

@@ -10,18 +10,18 @@ Modules:
 - `dml_nb.cli.search`: `dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
 - `dml_nb.cli.train`: `dml train`: from a folder of pictures to a network that finds like ones.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels in any form.
-- `dml_nb.data.benchmarks`: The published sets of the field, read as their authors laid them out
-- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts what it merges
-- `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces, of which one script is for training
+- `dml_nb.data.benchmarks`: The published sets of the field, read in their official layouts
+- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts merged folders
+- `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces; Latin is for training, the others for testing
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
-- `dml_nb.data.noise`: Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
-- `dml_nb.data.pixels`: Pictures that one command decoded and resized are read by the next from a bounded folder.
-- `dml_nb.data.readers`: What most people have becomes an `ImageSet`, and every mistake in it is named
-- `dml_nb.data.samplers`: Batches of classes × images: every image shown, resumable, shared by processes.
-- `dml_nb.data.sources`: `load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
+- `dml_nb.data.noise`: Make wrong labels on purpose, see what they do to pairs, and test whether a loss is robust.
+- `dml_nb.data.pixels`: A bounded folder keeps decoded and resized pictures, and the next command reads them from there.
+- `dml_nb.data.readers`: Read one subfolder of pictures per class, from a folder or a zip, with clear errors
+- `dml_nb.data.samplers`: Batches that show every image, can be resumed, and are shared by processes.
+- `dml_nb.data.sources`: `load_data` returns an `ImageSet` from a published set, a folder, a zip, a table or vectors
 - `dml_nb.data.splits`: Hold back pictures of every class, or whole classes
-- `dml_nb.data.tables`: A table beside its pictures and vectors computed elsewhere become an `ImageSet`, with classes above the classes.
-- `dml_nb.data.transforms`: Crops, mirror images, small moves and turns, behind a set or for a batch
+- `dml_nb.data.tables`: A table of pictures, or a file of vectors, becomes an `ImageSet`, whose classes may form levels.
+- `dml_nb.data.transforms`: Random crops, mirror images, shifts and turns, for a set or for a batch
 - `dml_nb.engine.blocks`: Statistics, value and weights of a batch, one block of anchors at a time.
 - `dml_nb.engine.inputs`: From a user's input to unit rows and the table of pairs, or to an error that names the fault.
 - `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once if that is faster.

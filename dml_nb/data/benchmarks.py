@@ -1,9 +1,9 @@
-"""The published sets of the field, read as their authors laid them out
+"""The published sets of the field, read in their official layouts
 
 MNIST and its successors, CIFAR, STL-10, Omniglot, CUB-200-2011, Cars196, Stanford Online
-Products, In-Shop, Market-1501 and Labeled Faces in the Wild, each in its official layout, with
-the split that the papers on metric learning use. What can be downloaded is checked by its
-published hash; of everything else an error says which file to put where.
+Products, In-Shop, Market-1501 and Labeled Faces in the Wild are read in their official layouts, with
+the splits that papers on metric learning use. Downloads are checked by their published hashes. If
+a set must be fetched by hand, an error says which file belongs where.
 
 Docs: https://dml-nb.github.io/dml_nb/data.benchmarks.html.md"""
 
@@ -33,25 +33,25 @@ from ..support.validate import check_choice
 
 # %% ../../nbs/32_data.benchmarks.ipynb #ae08c433
 def data_folder(root) -> Path:
-    "Where sets are looked for"
+    "The folder that is searched for sets"
     return Path(root or os.environ.get('DML_NB_DATA') or '~/.cache/dml_nb').expanduser()
 
 
 def _missing(folder, files) -> list:
-    "Which of the files are not there"
+    "The missing files"
     return [file for file in files if not (folder/file).exists()]
 
 
 def _find(
     name, # of the set, for errors
-    root, # as the user gave it, or None
-    places, # folders within it, most usual last
-    layouts, # lists of files, one of which must lie there; most usual last
+    root, # of the user, or None
+    places, # folders within it, most common last
+    layouts, # lists of files, one of which must be complete; most common last
     source, # who publishes them
-    fetch=None, # downloads the set where it is not found
-    look=None, # what to do with a folder instead: gives None, or what it finds there
-) -> tuple: # the folder and its layout; or what `look` found
-    "Where a set lies. Raises FileNotFoundError saying which file to put where."
+    fetch=None, # downloads the set if it is not found
+    look=None, # a function of a folder that replaces this search; returns its result, or None
+) -> tuple: # the folder and its layout; or the result of `look`
+    "The folder of a set. Raises FileNotFoundError with the missing files and their place."
     folders = [data_folder(root), *(data_folder(root)/place for place in places)]
 
     def whole(folder):
@@ -75,10 +75,10 @@ def _find(
 # %% ../../nbs/32_data.benchmarks.ipynb #59143095
 def _fetch(
     name, # of the set, for errors
-    root, # as the user gave it, or None
-    fetch, # fills the folder that it is given, checking hashes
+    root, # of the user, or None
+    fetch, # downloads into a folder and checks hashes
 ):
-    "Download into a temporary folder, then move; what is broken leaves nothing behind."
+    "Download into a temporary folder, then move; a failed download leaves no files."
     base = data_folder(root)
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _fetch(
 
 
 def _fetch_torchvision(name, root, dataset, *parts):
-    "Let a class of torchvision download; `parts`: its options, one dictionary for each part"
+    "Download with a class of torchvision; `parts`: its options, one dictionary per part"
     import torchvision.datasets
     make = getattr(torchvision.datasets, dataset)
 
@@ -123,7 +123,7 @@ def resized(
     pixels, # (N, H, W) or (N, C, H, W) uint8
     size, # as `size=` of `load_data`
 ) -> Tensor: # (N, C, h, w) uint8
-    "Pictures scaled to one size; the ratio of their sides changes with it"
+    "Pictures resized to one size; their aspect ratio may change"
     x = torch.from_numpy(np.array(pixels, order='C'))
     if x.ndim == 3: x = x[:, None]
     sides = sides_of(size)
@@ -135,7 +135,7 @@ def resized(
 
 
 def _train_and_test(name, parts, classes, size) -> ImageSet:
-    "One set of two (or more) parts: {split: (pixels, labels)}"
+    "One set from two or more parts, {split: (pixels, labels)}"
     for part, (pixels, labels) in parts.items():
         if len(pixels) != len(labels):
             raise ValueError(f'{name}: expected one label for each picture of {part}, got '
@@ -147,7 +147,7 @@ def _train_and_test(name, parts, classes, size) -> ImageSet:
 
 # %% ../../nbs/32_data.benchmarks.ipynb #4e43b3c6
 def _idx_set(name, dataset, places, classes, root, download, size, source) -> ImageSet:
-    "MNIST and its successors: four idx files, gzipped or not"
+    "MNIST or a successor: four idx files, which may be gzipped"
     stems = [f'{part}-{what}-ubyte' for part in ('train', 't10k')
              for what in ('images-idx3', 'labels-idx1')]
     layouts = list(product(*((stem, f'{stem}.gz') for stem in stems)))
@@ -178,7 +178,7 @@ def read_fashion_mnist(root=None, download=False, size=None) -> ImageSet:
 
 # %% ../../nbs/32_data.benchmarks.ipynb #05133ac0
 def _torchvision_parts(name, root, download, folder, dataset, parts, source) -> tuple:
-    "The set's own folder, and {split: dataset of torchvision}"
+    "The folder of the set, and {split: dataset of torchvision}"
     around = data_folder(root)
     if around.name == folder:
         around = around.parent
@@ -201,7 +201,7 @@ def _cifar(name, dataset, folder, root, download, size, superclasses=False) -> I
     folder, found = _torchvision_parts(name, root, download, folder, dataset, halves, source)
     classes = found['train'].classes
     labels = {split: found[split].targets for split in halves}
-    if superclasses:                                        # torchvision checked the hash of these
+    if superclasses:                                        # torchvision checked their hash
         def read(file):
             return pickle.loads((folder/file).read_bytes(), encoding='latin1')
 
@@ -220,7 +220,7 @@ def read_cifar100(root=None, download=False, size=None, superclasses:bool=False)
 
 
 def read_stl10(root=None, download=False, size=None, unlabelled:bool=False) -> ImageSet:
-    "Coates, Lee and Ng's STL-10 (2011), 96×96; 100,000 more without labels on request"
+    "Coates, Lee and Ng's STL-10 (2011), 96×96; 100,000 unlabelled ones with `unlabelled`"
     parts = {'train': {'split': 'train'}, 'test': {'split': 'test'}}
     if unlabelled:
         parts['unlabelled'] = {'split': 'unlabeled'}
@@ -234,14 +234,14 @@ _omniglot_parts = {'train': 'images_background', 'test': 'images_evaluation'}
 
 
 def _shrunk_ink(ink, size) -> Tensor: # (N, 1, size, size) uint8
-    "Averages of areas of the original 105×105 pixels (N, 105, 105), True for ink"
+    "Averages over areas of the original pixels (N, 105, 105), True for ink"
     shrink = torch.nn.functional.adaptive_avg_pool2d
     parts = [shrink(part[:, None].float(), sides_of(size)) for part in ink.split(2000)]
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
 # %% ../../nbs/32_data.benchmarks.ipynb #0fc3631b
 def _omniglot_arrays(folder, size) -> tuple: # pixels, labels, classes, split
-    "The two arrays of `DML_NB_DATA`: 20 drawings of each character, in order"
+    "The arrays in `DML_NB_DATA`: 20 drawings of each character, in order"
     rows = [row.split(',') for row in (folder/'alphabets.csv').read_text().split()[1:]]
     classes = [f'{row[1]}/{k + 1:02}' for row in rows for k in range(int(row[4]))]
     pixels, split = [], []
@@ -271,7 +271,7 @@ def _omniglot_folders(folder, size) -> tuple: # pixels, labels, classes, split
 
 
 def read_omniglot(root=None, download=False, size=28) -> ImageSet:
-    "Lake, Salakhutdinov and Tenenbaum's Omniglot (2015); in order of character, then drawer."
+    "Lake, Salakhutdinov and Tenenbaum's Omniglot (2015); in order of character, then of drawer."
     sides_of(size)
     folders = list(_omniglot_parts.values())
     arrays = [f'{folder}.npz' for folder in folders] + ['alphabets.csv']
@@ -291,7 +291,7 @@ def _lines(path) -> list: # of strings
 
 
 def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
-    "Lines of `count` values; `last`: the last one may hold blanks"
+    "Lines of `count` values; with `last`, the last one may contain blanks"
     rows = []
     for number, line in enumerate(_lines(path)[skip:], skip + 1):
         if not line.strip(): continue
@@ -304,7 +304,7 @@ def _fields(path, count, skip=0, last=False) -> list: # of lists of strings
 
 # %% ../../nbs/32_data.benchmarks.ipynb #8a1786ad
 def _by_number(path) -> dict: # {number: text}
-    "A list of CUB: a number and a text in each line, each number once"
+    "A list of CUB: lines of a number and a text, each number once"
     rows = _fields(path, 2, last=True)
     numbers = as_integers(path, [number for number, _ in rows])
     if len(set(numbers)) < len(numbers):
@@ -342,7 +342,7 @@ def read_cub200(root=None, **options) -> ImageSet:
 
 # %% ../../nbs/32_data.benchmarks.ipynb #40f5522e
 def _matlab(path, variable) -> np.ndarray: # one dimension
-    "A variable of a .mat file"
+    "A variable in a .mat file"
     from scipy.io import loadmat
     with reading(path, f'expected a MATLAB file with {variable}', 'this cannot be read'):
         return np.atleast_1d(loadmat(path, squeeze_me=True)[variable])
@@ -368,7 +368,7 @@ def _cars_parts(files, numbers, classes) -> tuple: # files, labels, classes, spl
 
 # %% ../../nbs/32_data.benchmarks.ipynb #a72c72b8
 def _cars196_index(folder) -> tuple: # files, labels, classes, split
-    "What is in cars_annos.mat or in the devkit"
+    "The lists in cars_annos.mat or in the devkit"
     annos = folder/'cars_annos.mat'
     if annos.is_file():
         found = _cars_rows(annos, '', 'relative_im_path')
@@ -441,7 +441,7 @@ def read_inshop(root=None, **options) -> ImageSet:
 
 # %% ../../nbs/32_data.benchmarks.ipynb #71e4e0d0
 def _market1501_index(parts): # {split: names of pictures with their folder}
-    "Files, labels, classes, split and camera of Market-1501, all from the names"
+    "Files, labels, classes, split and camera of Market-1501, from the names of its files"
     files, people, split, camera = [], [], [], []
     for part, names in parts.items():
         for name in names:
@@ -470,7 +470,7 @@ def read_market1501(root=None, **options) -> ImageSet:
 
 # %% ../../nbs/32_data.benchmarks.ipynb #731731a7
 def _read_pairs(path) -> list: # of ((person, number), (person, number), same, fold)
-    "The official format: a head of folds and n, then n pairs of one person and n of two, each fold"
+    "The official format: numbers of folds and pairs; per fold, n pairs of one person, n of two"
     rows = [line.split() for line in _lines(path) if line.strip()]
     head = as_integers(path, rows[0]) if rows else []
     if len(head) not in (1, 2) or min(head) < 1:
@@ -494,7 +494,7 @@ def _read_pairs(path) -> list: # of ((person, number), (person, number), same, f
 
 # %% ../../nbs/32_data.benchmarks.ipynb #cb031478
 def _lfw_pairs(path, files) -> np.ndarray: # (P, 4) int64
-    "Pairs as places among the files PERSON/PERSON_NNNN.jpg"
+    "Pairs as positions among the files PERSON/PERSON_NNNN.jpg"
     place = {PurePosixPath(file).stem: k for k, file in enumerate(files)}
     rows = []
     for first, second, same, fold in _read_pairs(path):
@@ -507,7 +507,7 @@ def _lfw_pairs(path, files) -> np.ndarray: # (P, 4) int64
 
 
 def _fetch_lfw(root):
-    "scikit-learn's download, which checks the published hashes; only its files are kept"
+    "Download with scikit-learn, which checks the published hashes"
     from sklearn.datasets import fetch_lfw_pairs
     _fetch('lfw', root, lambda folder: fetch_lfw_pairs(subset='test', data_home=folder, resize=.1))
 
@@ -517,7 +517,7 @@ def read_lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSe
     wanted = '.' if pairs is None else pairs
 
     def look(place):
-        "The folder of faces, and the one that the pairs lie in"
+        "The folder of faces, and that of the pairs"
         for inner in ('lfw_funneled', 'lfw', 'lfw-deepfunneled', '.'):
             faces = place/inner
             near = [p for p in (place, faces) if (p/wanted).exists()]
@@ -538,7 +538,7 @@ def read_lfw(root=None, download=False, pairs='pairs.txt', **options) -> ImageSe
 
 # %% ../../nbs/32_data.benchmarks.ipynb #e6252d40
 def _small_csv(name, root, original, **options) -> ImageSet:
-    "A stand-in made of a larger set: a table and a zip"
+    "A stand-in for a larger set: a table and a zip"
     source = f'where DML_NB_DATA comes from, or make it from {original}'
     folder, _ = _find(name, root, [name], [['labels.csv', 'images.zip']], source)
     called = {'label': 'class_id'}

@@ -1,8 +1,9 @@
-"""One function decides the class of a picture in a folder or a zip, and counts what it merges
+"""One function decides the class of a picture in a folder or a zip, and counts merged folders
 
-People sort pictures into folders, and the folder in which a picture lies says its class. Training,
-evaluation, an index and a comparison all ask `class_of`, so that the same picture has the same
-class everywhere. A warning counts what a rule would merge or leave out before anything is done.
+People sort pictures into folders, and the folder of a picture gives its class. Training,
+evaluation, an index and a comparison all call `class_of`, so that the same picture has the same
+class everywhere. Before anything else is done, a warning says how many folders a rule would merge
+or leave out.
 
 Docs: https://dml-nb.github.io/dml_nb/data.classes.html.md"""
 
@@ -25,10 +26,10 @@ LEAF = 'leaf' # the depth at which each folder with pictures is a class
 
 
 def check_depth(
-    name:str, # what the error calls it
+    name:str, # of the argument, for the error
     depth, # 'leaf', or an integer from 1 up
 ):
-    "The depth. Raises `ValueError` for anything else."
+    "The depth. Raises `ValueError` for other values."
     if depth == LEAF: return depth
     try:
         return check_number(name, depth, lo=1, integer=True)
@@ -38,15 +39,15 @@ def check_depth(
 
 
 def one_spelling(name) -> str:
-    "A name in Unicode's form NFC, because é can be written in two ways that look the same"
+    "A name in Unicode's form NFC, because é can be written in two ways"
     return unicodedata.normalize('NFC', name)
 
 
 def class_of(
-    folders, # names of those that lead to the picture, from the first below the root
-    depth=LEAF, # 'leaf': the folder in which it lies; 1, 2, ...: the first, the one in that, ...
-) -> tuple: # names of folders; () for a picture that has no class
-    "The class of a picture"
+    folders, # names of the folders from the root to the picture
+    depth=LEAF, # 'leaf': all of them; 1, 2, ...: as many of the first
+) -> tuple: # names of folders; () for no class
+    "The class of a picture, as the names of folders"
     if depth != LEAF:
         folders = folders[:depth] if len(folders) >= depth else ()
     return tuple(map(one_spelling, folders))
@@ -55,8 +56,8 @@ def class_of(
 def said_of_depth(
     pictures, # tuples of parts: folders, then the name of the file
     depth, # as in `class_of`
-) -> str: # '' where each folder with pictures is a class and all lie at one depth
-    "What the depth makes of the folders that hold pictures, in numbers"
+) -> str: # '' if each folder with pictures is a class and all are at one depth
+    "The warning about the classes that a depth makes of the folders with pictures"
     folders = {p[:-1] for p in pictures} - {()}
     deepest = max(map(len, folders), default=0)
     made = {k: len({class_of(f, k) for f in folders} - {()}) for k in (LEAF, *range(1, deepest))}
@@ -76,14 +77,14 @@ def said_of_depth(
 
 
 def classes_of(
-    base, # where they lie, for what is said
+    base, # their folder, for the warning
     pictures, # tuples of parts
     depth, # as in `class_of`
-) -> list: # of the class of each picture, as from `class_of`
-    "Warns where the depth merges folders or leaves some out, or where they lie unevenly."
+) -> list: # the class of each picture, as from `class_of`
+    "Warns if the depth merges folders or leaves some out, or if their depths are unequal."
     said = said_of_depth(pictures, depth)
     if said:
-        place = str(base).encode('utf-8', 'backslashreplace').decode()     # a name may be no UTF-8
+        place = str(base).encode('utf-8', 'backslashreplace').decode()     # a name may not be UTF-8
         warnings.warn(f'{place}: {said}', stacklevel=5)
     return [class_of(p[:-1], depth) for p in pictures]
 
@@ -93,9 +94,9 @@ WORDS = {'first-word': 0, 'last-word': -1}
 
 def levels_above(
     classes, # their C names
-    how, # 'folders', 'first-word' or 'last-word'; or {class: names of those above it, in order}
-) -> list: # of L lists: on each level above the classes, the next one first, the C names
-    "Raises `ValueError` for classes without any above them, and for levels that do not nest."
+    how, # 'folders', 'first-word' or 'last-word'; or {class: its parents, from fine to coarse}
+) -> list: # of L lists, from fine to coarse: the C parents on each level
+    "Raises `ValueError` for classes without parents, and for levels that do not nest."
     wanted = 'levels: expected'
     if how == 'folders':
         parts = [name.split('/') for name in classes]
@@ -124,7 +125,6 @@ def levels_above(
                              f'{", ".join(sorted(set(names))) or "none"} alone')
     return above
 
-
 # %% ../../nbs/31_data.classes.ipynb #8de57227
 ENDINGS = set('.jpg .jpeg .png .bmp .gif .webp .tif .tiff .pgm .ppm'.split())
 
@@ -134,7 +134,7 @@ def is_hidden(name) -> bool:
 
 
 def is_picture(name) -> bool:
-    "By its ending. Hidden files, and files in hidden folders, are not pictures."
+    "By its suffix. Hidden files, and files in hidden folders, are not pictures."
     ending = PurePosixPath(name).suffix.lower()
     known = ending in ENDINGS or ending in HEIF and reads_heif()
     return known and not is_hidden(name)
@@ -142,8 +142,8 @@ def is_picture(name) -> bool:
 
 def contents_of(
     root, # a folder
-) -> tuple: # files and folders below it, in order, as tuples of parts
-    "Hidden ones are left out. Raises `OSError` for a folder that cannot be read."
+) -> tuple: # its files and folders, sorted, as tuples of parts
+    "Skips what is hidden. Raises `OSError` for a folder that cannot be read."
     def fail(error):
         raise error
 
@@ -153,7 +153,7 @@ def contents_of(
         parts = PurePosixPath(os.path.relpath(place, root).replace(os.sep, '/')).parts
         real = os.path.realpath(place)
         if any(around[parts[:k]] == real for k in range(len(parts))):
-            inside.clear()                                  # a link back to a folder around it
+            inside.clear()                                  # a link to a folder that contains it
             continue
         around[parts] = real
         if parts: folders.append(parts)
@@ -168,10 +168,10 @@ def contents_of(
 
 
 def say_not_read(
-    base, # where they lie
-    files, # names of files that are not hidden
+    base, # their folder
+    files, # names, none hidden
 ):
-    "Warns of files that are no pictures by their endings, with their number"
+    "Warns of files whose suffix is not that of a picture, with their number"
     counts = Counter(PurePosixPath(name).suffix.lower() or 'without an ending'
                      for name in files if not is_picture(name))
     if not counts: return

@@ -1,10 +1,10 @@
-"""Characters of five scripts in sixteen typefaces, of which one script is for training
+"""Characters of five scripts in sixteen typefaces; Latin is for training, the others for testing
 
-`load_data('glyphs')` gives eight thousand small pictures of letters and digits, made of the
-sixteen typefaces that matplotlib brings and kept in one file of this package, so they are the
+`load_data('glyphs')` returns eight thousand small pictures of letters and digits. They are drawn in
+the sixteen typefaces of matplotlib and stored in one file of this package, so they are the
 same on every machine and need no download. Latin letters and digits are for training; Greek,
-Cyrillic, Armenian and Georgian letters are the classes that no training has seen. `draw_glyphs`
-draws more: other characters, typefaces, sizes and distortions, and as many of each as you like.
+Cyrillic, Armenian and Georgian letters are unseen classes for testing. `draw_glyphs`
+draws more: other characters, typefaces, sizes and distortions, in any number.
 
 Docs: https://dml-nb.github.io/dml_nb/data.glyphs.html.md"""
 
@@ -29,9 +29,9 @@ from ..support.validate import check_number
 
 # %% ../../nbs/32_data.glyphs.ipynb #96e3e112
 def letters_between(
-    *stretches, # of two characters each, the first and the last
+    *stretches, # of two characters each, the first and last of a range
 ) -> str:
-    "Letters and digits, in the order of Unicode; no marks, no signs"
+    "Letters and digits in the order of Unicode, without marks and symbols"
     every = ''.join(chr(code) for first, last in stretches
                     for code in range(ord(first), ord(last) + 1))
     return ''.join(c for c in every if unicodedata.category(c) in ('Lu', 'Ll', 'Lo', 'Nd'))
@@ -57,7 +57,7 @@ FACES = (
 # %% ../../nbs/32_data.glyphs.ipynb #349b637e
 @cache
 def font_file(face) -> Path:
-    "Of a name in `FACES`, or a path as it is"
+    "The file of a name in `FACES`, or the given path"
     if face not in FACES:
         return Path(face).expanduser()
     import matplotlib
@@ -67,9 +67,9 @@ def font_file(face) -> Path:
 @cache
 def font_of(
     face, # as in `draw_glyphs`
-    pixels, # of an em
+    pixels, # size of an em
 ):
-    "A typeface at that size. Raises ValueError."
+    "A typeface of this size. Raises ValueError for a file that is not a font."
     basic = ImageFont.Layout.BASIC                          # the same with and without libraqm
     try:
         return ImageFont.truetype(str(font_file(face)), pixels, layout_engine=basic)
@@ -80,14 +80,14 @@ def font_of(
 
 @cache
 def characters_in(face) -> frozenset:
-    "What a typeface has. Raises ValueError."
+    "The characters of a typeface. Raises ValueError for a file that is not a font."
     font_of(face, 12)
     from matplotlib.ft2font import FT2Font
     return frozenset(map(chr, FT2Font(str(font_file(face))).get_charmap()))
 
 # %% ../../nbs/32_data.glyphs.ipynb #0c43be1f
-OVER = 4 # so many times too large
-EM, LINE = .75, .77 # an em, and the height of the line from above, in sides of the picture
+OVER = 4 # drawn this many times larger
+EM, LINE = .75, .77 # an em, and the baseline from the top, in sides of the picture
 
 
 @cache
@@ -95,10 +95,10 @@ def ink_of(
     character:str,
     face, # as in `draw_glyphs`
     side:int, # of the picture, in pixels
-) -> tuple: # an image cut to its ink at the sides, and the height of the line in it
-    "Upright and large"
+) -> tuple: # an image cropped to its ink at the sides, and its baseline
+    "A large, undistorted drawing"
     font = font_of(face, round(EM * OVER * side))
-    left, top, right, bottom = font.getbbox(character, anchor='ls')     # from the line
+    left, top, right, bottom = font.getbbox(character, anchor='ls')     # from the baseline
     picture = Image.new('L', (max(1, right - left), max(1, bottom - top)))
     ImageDraw.Draw(picture).text((-left, -top), character, 255, font, anchor='ls')
     first, _, last, _ = picture.getbbox() or (0, 0, *picture.size)
@@ -110,17 +110,17 @@ def drawn(
     face, # as in `draw_glyphs`
     side:int, # of the picture, in pixels
     turn:float=0., # radians
-    shear:float=0., # sideways per height
-    grow:float=0., # larger or smaller by that share
+    shear:float=0., # sideways shift per height
+    grow:float=0., # relative change of size
     right:float=0., # sides of the picture
-    down:float=0., # likewise
+    down:float=0., # sides of the picture
 ) -> np.ndarray: # (side, side) uint8 in 16 levels, high where there is ink
-    "One picture. What is too wide is drawn smaller."
+    "One picture. A character that is too wide is drawn smaller."
     ink, line = ink_of(character, face, side)
     large = OVER * side
     scale = (1 + grow) * min(1., (large - 2 * OVER) / ink.width)
     turned = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
-    back = np.linalg.inv(scale * turned @ [[1., shear], [0., 1.]])      # of the picture to the ink
+    back = np.linalg.inv(scale * turned @ [[1., shear], [0., 1.]])      # from the picture to the ink
     middle = np.array([ink.width / 2, line + (.5 - LINE) * large])
     start = middle - back @ np.array([.5 + right, .5 + down]) * large
     (a, b), (c, d) = back
@@ -132,12 +132,12 @@ def drawn(
 
 # %% ../../nbs/32_data.glyphs.ipynb #a96194ca
 def unlike(
-    characters, # in the order in which they are kept
-    face, # that they are compared in, as in `draw_glyphs`
+    characters, # earlier ones are kept first
+    face, # in which they are compared, as in `draw_glyphs`
     side:int, # of the pictures
-    alike:float, # the highest cosine of two that are both kept
+    alike:float, # the highest cosine between two that are kept
 ) -> list:
-    "The characters that look like none before them"
+    "The characters that do not look like an earlier one"
     pixels = np.array([drawn(c, face, side).ravel() for c in characters]).astype(float)
     pixels /= np.linalg.norm(pixels, axis=1, keepdims=True).clip(min=1e-9)
     kept = []
@@ -149,22 +149,22 @@ def unlike(
 # %% ../../nbs/32_data.glyphs.ipynb #e668c791
 def draw_glyphs(
     characters=None, # a text, or a list of characters; None: those of `SCRIPTS`
-    faces=FACES, # names in `FACES`, or paths of fonts; the first decides what looks alike
+    faces=FACES, # names in `FACES`, or paths of fonts; characters are compared in the first
     copies:int=1, # drawings of each character in each typeface
     size:int=28, # side of a picture in pixels
-    turn:float=12., # degrees, at most, to either side
-    shear:float=.2, # sideways per height, at most
-    grow:float=.15, # share by which it becomes larger or smaller, at most
-    shift:float=.07, # sides of the picture, at most, in each direction
-    alike:float=.97, # a character whose cosine with one before it is above this is left out
+    turn:float=12., # largest rotation to either side, in degrees
+    shear:float=.2, # largest sideways shift per height
+    grow:float=.15, # largest relative change of size
+    shift:float=.07, # largest shift in each direction, in sides of the picture
+    alike:float=.97, # a character whose cosine with an earlier one is higher is left out
     seed:int=0,
 ) -> ImageSet: # classes named by character; split: 'train' for Latin and digits, else 'test'
     """Characters in several typefaces, a little distorted; high values are ink.
 
-    Those that three quarters of the typefaces have. What FreeType draws differs a little between
-    its versions; `read_glyphs` gives the same pixels everywhere.
+    Draws the characters that three quarters of the typefaces have. Drawings differ slightly between
+    versions of FreeType; `read_glyphs` returns the same pixels everywhere.
 
-    Raises ValueError for other values, and where no character is left."""
+    Raises ValueError for values out of range, and if no character remains."""
     check_number('copies', copies, lo=1, integer=True)
     check_number('size', size, lo=8, integer=True)
     check_number('turn', turn, lo=0, hi=180)
@@ -189,12 +189,12 @@ def draw_glyphs(
 
 # %% ../../nbs/32_data.glyphs.ipynb #2bcf9f3d
 def kept_characters(
-    characters, # as in `draw_glyphs`, as are the others
+    characters, # this and the others as in `draw_glyphs`
     faces:list,
     size:int,
     alike:float,
 ) -> list:
-    "Those that are drawn, each once. Raises ValueError where none is left."
+    "The characters to draw, each once. Raises ValueError if none remains."
     if not faces:
         raise ValueError('faces: expected at least one, got none')
     chosen = ''.join(SCRIPTS.values()) if characters is None else characters
@@ -217,7 +217,7 @@ def write_glyphs(
     images:ImageSet, # from `draw_glyphs`, with an even number of pixels
     path, # of the file
 ):
-    "Two pixels to a byte, since there are sixteen levels of grey"
+    "Write a set with two pixels per byte, since there are sixteen grey levels"
     levels = images.source.pixels.numpy().reshape(len(images), -1, 2) // 17
     np.savez_compressed(
         path, pixels=levels[..., 0] * 16 + levels[..., 1], side=images.source.shape[-1],
@@ -226,7 +226,7 @@ def write_glyphs(
 
 
 def read_glyphs(root=None, download=False, size=None) -> ImageSet: # 1×28×28
-    "Letters and digits in matplotlib's typefaces, from a file of this package; high values are ink"
+    "Letters and digits in matplotlib's typefaces, from a file of the package; high values are ink"
     if root:
         raise ValueError(f'glyphs: expected no path, since they are embedded, got {root}')
     with FILE.open('rb') as file, np.load(file) as kept:

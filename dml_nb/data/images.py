@@ -1,10 +1,10 @@
 """Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 
-An `ImageSet` holds pictures, or vectors in their place, with integer labels or sets of labels,
-the names of the classes and, where the source has them, a camera and an official split. Pictures lie in one array
-or in files, which are read when they are needed and kept once decoded. A subset shares the
-pixels of its set, `images.show()` draws a grid of them, and `images.sha256()` says which data it
-was. `load_data`, on a later page, makes such sets of names and paths.
+An `ImageSet` holds pictures or vectors, with integer labels or sets of labels, the names of the
+classes and, if the source has them, cameras and an official split. Pictures are held in one array
+or in files; a file is read when it is needed, and its decoded pixels are kept. A subset shares the
+pixels of its set. `images.show()` draws a grid of pictures, and `images.sha256()` identifies the
+data. `load_data`, on a later page, makes such a set from a name or a path.
 
 Docs: https://dml-nb.github.io/dml_nb/data.images.html.md"""
 
@@ -33,7 +33,7 @@ from ..support.validate import check_choice, check_number
 
 # %% ../../nbs/30_data.images.ipynb #1a97356a
 def sides_of(size) -> tuple | None: # (height, width)
-    "What `size=` says: None, one side of a square, or height and width"
+    "Height and width from `size`: one side of a square, a pair, or None"
     if size is None: return None
     sides = (size, size) if np.ndim(size) == 0 else tuple(size)
     if len(sides) != 2:
@@ -43,11 +43,11 @@ def sides_of(size) -> tuple | None: # (height, width)
 # %% ../../nbs/30_data.images.ipynb #c87601e8
 @contextmanager
 def reading(
-    path, # the file that is read within
+    path, # the file that the block reads
     wanted, # such as 'expected a zip'
-    fault='it cannot be read', # what to say where anything goes wrong
+    fault='it cannot be read', # what the message says after any other exception
 ):
-    "FileNotFoundError for a file that is not there, ValueError for any other fault"
+    "Raises FileNotFoundError for a missing file, ValueError after any other exception in the block"
     try:
         yield
     except FileNotFoundError as error:
@@ -57,7 +57,7 @@ def reading(
 
 
 def existing_file(path, kind) -> Path:
-    "The path; FileNotFoundError unless there is a file"
+    "The path of an existing file. Raises FileNotFoundError for any other."
     path = Path(path or '').expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'{path}: expected {kind}, there is no such file')
@@ -65,11 +65,11 @@ def existing_file(path, kind) -> Path:
 
 # %% ../../nbs/30_data.images.ipynb #5bde0c03
 def _in_mode(picture, mode):
-    "A PIL image upright and with 8 bits a channel, in mode 'RGB' or 'L'"
+    "A PIL image, upright, with 8 bits per channel, in mode 'RGB' or 'L'"
     if picture.mode in ('I', 'F'):
         raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
                          'save it with 8 or 16 bits')
-    picture.load()                                          # some formats end with their EXIF
+    picture.load()                                          # some formats store EXIF at the end
     if picture.getexif().get(274, 1) != 1:                  # 274: the EXIF tag of orientation
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith('I;16'):
@@ -81,7 +81,7 @@ def _in_mode(picture, mode):
 
 # %% ../../nbs/30_data.images.ipynb #709f1cef
 def _fitted(picture, size, fit):
-    "A PIL image brought to (height, width)"
+    "A PIL image resized to (height, width)"
     wanted = size[::-1]
     if fit == 'squash':
         return picture.resize(wanted, Image.Resampling.BILINEAR)
@@ -90,11 +90,11 @@ def _fitted(picture, size, fit):
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
 
-HEIF = {'.heic', '.heif'} # endings of what telephones write
+HEIF = {'.heic', '.heif'} # suffixes of pictures from many phones
 
 
 def reads_heif() -> bool:
-    "Whether such pictures can be read, which takes the extra `heif`"
+    "Whether HEIF pictures can be read, which needs the extra `heif`"
     if '.heic' not in Image.EXTENSION:
         try:
             from pillow_heif import register_heif_opener
@@ -106,7 +106,7 @@ def reads_heif() -> bool:
 
 @contextmanager
 def _opened(file):
-    "A PIL image of a path or of a file in a zip, which is what has an `archive`"
+    "A PIL image of a path, or of a file in a zip, which has the attribute `archive`"
     fault = 'it cannot be read'
     if os.path.splitext(str(file))[1].lower() in HEIF and not reads_heif():
         fault += ' without pip install "dml_nb[heif]"'
@@ -128,7 +128,7 @@ def picture_pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
 def in_unit_interval(
     pixels:Tensor, # uint8, of one picture
 ) -> Tensor: # float32 in [0, 1]
-    "As `pixels / 255`, but in one thread: pictures are read by several threads at once already"
+    "Equals `pixels / 255`, computed in one thread, as several threads already read pictures"
     return torch.from_numpy(pixels.numpy() / np.float32(255))
 
 
@@ -140,14 +140,14 @@ def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
 
 def read_image(
     path, # one picture file
-    size=None, # side in pixels, or (height, width); None: as it is
+    size=None, # side in pixels, or (height, width); None: unchanged
     mode:str='RGB', # 'RGB' (3 channels) or 'L' (grey, 1 channel)
-    fit:str='cut', # how it gets that size: 'cut', 'squash' or 'pad'
+    fit:str='cut', # how it is resized: 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) float32 in [0, 1]
     """One picture, turned upright by its EXIF tag.
 
-    Raises ValueError with the file's name if it cannot be read, FileNotFoundError if it is not
-    there."""
+    Raises ValueError with the file's name if the file cannot be read, FileNotFoundError if it does
+    not exist."""
     check_choice('mode', mode, 'RGB', 'L')
     check_choice('fit', fit, 'cut', 'squash', 'pad')
     return in_unit_interval(_decode(path, sides_of(size), mode, fit))
@@ -168,7 +168,7 @@ def small_jpeg(
 
 # %% ../../nbs/30_data.images.ipynb #3f5b6964
 def _tensor(name, values) -> Tensor:
-    "Any array as a tensor, without a copy where torch can share it"
+    "Any array as a tensor, not copied if torch can share its memory"
     if isinstance(values, Tensor): return values
     a = np.asarray(values)
     if a.dtype.kind not in 'biuf':
@@ -218,7 +218,7 @@ class ImageArray:
 
 # %% ../../nbs/30_data.images.ipynb #31972179
 class Vectors(ImageArray):
-    "Vectors computed elsewhere, one row an item; float32, all finite"
+    "Vectors from another program, one row per item; float32, all finite"
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Vectors(ImageArray):
 
 # %% ../../nbs/30_data.images.ipynb #d0e3c3c4
 class _SharedPixels:
-    "N pictures as bytes, and which of them are known, in memory that worker processes share"
+    "N pictures as bytes, and which of them are known, in memory shared by worker processes"
 
     def __init__(self, shape): # (N, C, H, W)
         self.shape = shape
@@ -256,7 +256,7 @@ class _SharedPixels:
         try:
             return (self.shape, self.memory.share_memory_())
         except RuntimeError:
-            return (self.shape, None)                       # no room: each worker keeps its own
+            return (self.shape, None)                       # out of memory: each worker keeps its own
 
     def __setstate__(self, state):
         shape, memory = state
@@ -268,30 +268,30 @@ class _SharedPixels:
 
 # %% ../../nbs/30_data.images.ipynb #5a44c5f6
 def _memory_limit() -> int: # bytes
-    "A quarter of the memory of the machine, or of the container"
+    "A quarter of the memory of the machine or the container"
     limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
     try:
         limits.append(int(Path('/sys/fs/cgroup/memory.max').read_text()))
     except (OSError, ValueError):
-        pass                                                # no container, or one without a limit
+        pass                                                # not a container, or without a limit
     return min(limits) // 4
 
 
 def _cache_limit(cache) -> int: # bytes
-    "What `cache=` says: True, False, or a number of bytes"
+    "The limit from `cache`: True, False, or a number of bytes"
     if isinstance(cache, (bool, np.bool_)):
         return _memory_limit() if cache else 0
     return int(check_number('cache', cache, lo=0, integer=True))
 
 # %% ../../nbs/30_data.images.ipynb #ee455f96
 def _of_one_size(differ) -> ValueError: # to be raised
-    "What to say of pictures that differ in size"
+    "The error for pictures that differ in size"
     return ValueError(f'size: expected pictures of one size, they differ in size{differ}; '
                       'give a size (size= of load_data, --size of dml compare)')
 
 
 def stack_pictures(xs, shape) -> Tensor:
-    "Pictures as one tensor; of none, an empty tensor of that shape"
+    "Pictures as one tensor; for an empty list, an empty tensor of that shape"
     if not xs: return torch.empty(0, *(n or 0 for n in shape))
     for x in xs:
         if x.shape != xs[0].shape:
@@ -300,7 +300,7 @@ def stack_pictures(xs, shape) -> Tensor:
 
 # %% ../../nbs/30_data.images.ipynb #4951c8c8
 class ImageFiles:
-    """Pixels in files, read when asked for and kept where a size is given and memory allows.
+    """Pixels in files, read when indexed; kept if there is a size and enough memory.
 
     Raises ValueError or FileNotFoundError with the name of a file that cannot be read."""
 
@@ -309,8 +309,8 @@ class ImageFiles:
         paths, # N file names
         size=None, # side in pixels of every picture, or (height, width); None: as stored
         mode:str='RGB', # 'RGB' or 'L'
-        fit:str='cut', # how they get that size: 'cut', 'squash' or 'pad'
-        cache=True, # keep decoded pictures: True (a quarter of the memory), False, or bytes
+        fit:str='cut', # how they are resized: 'cut', 'squash' or 'pad'
+        cache=True, # limit for decoded pictures: True (a quarter of the memory), False, or bytes
         kept=None, # `KeptPixels` of earlier commands, or None
     ):
         self.mode = check_choice('mode', mode, 'RGB', 'L')
@@ -318,7 +318,7 @@ class ImageFiles:
         self.paths = [p if hasattr(p, 'archive') else Path(p) for p in paths]
         self.size = sides_of(size)
         self.shape = (3 if mode == 'RGB' else 1, *(self.size or (None, None)))
-        self.skipped = {}                                   # place: why it cannot be read
+        self.skipped = {}                                   # position -> why it cannot be read
         self.limit = _cache_limit(cache)
         fits = self.size is not None and self.bytes <= self.limit
         self.cache = _SharedPixels((len(self), *self.shape)) if fits else None
@@ -326,7 +326,7 @@ class ImageFiles:
 
     @property
     def bytes(self):
-        "What all pictures need once decoded; None where their size is not known"
+        "Memory for all decoded pictures; None if their size is not known"
         return None if self.size is None else len(self) * (1 + math.prod(self.shape))
 
     def __len__(self):
@@ -339,7 +339,7 @@ class ImageFiles:
         x = read(self.paths[i], self.size, self.mode, self.fit)
         if self.cache is not None:
             self.cache.pixels[i] = x
-            self.cache.known[i] = 1                         # last: another process may look
+            self.cache.known[i] = 1                         # last, as another process may read it
         return x
 
     def __getitem__(self, i):
@@ -353,7 +353,7 @@ class ImageFiles:
 # %% ../../nbs/30_data.images.ipynb #e8522287
 @patch
 def keeps(self:ImageFiles) -> str:
-    "Whether decoded pictures are kept, and how many bytes that takes"
+    "Whether decoded pictures are kept, and how many bytes they take"
     if self.bytes is None: return ''
     if self.cache is not None:
         return f'{self.bytes:,} bytes kept once decoded'
@@ -361,15 +361,15 @@ def keeps(self:ImageFiles) -> str:
 
 
 def _upright_sides(file) -> tuple: # width and height once upright
-    "The size of a picture, from its header"
+    "Width and height of a picture, from its header"
     with _opened(file) as picture:
-        turned = picture.getexif().get(274, 1) >= 5         # 5 to 8: on its side
+        turned = picture.getexif().get(274, 1) >= 5         # 5 to 8: by a quarter turn
         return picture.size[::-1] if turned else picture.size
 
 
 @patch
 def check_alike(self:ImageFiles):
-    "Raises ValueError where pictures differ in size and no size is set; reads headers."
+    "Raises ValueError if pictures differ in size and no size is set; reads headers only."
     if self.size is not None:
         return
     first = None
@@ -384,7 +384,7 @@ def check_alike(self:ImageFiles):
 def is_sets(
     labels, # of any kind
 ) -> bool:
-    "Whether they are sets: booleans (N, C), a row for each item and a column for each label."
+    "Whether labels are sets: booleans (N, C), one row per item and one column per label."
     dtype = getattr(labels, 'dtype', None)
     return dtype in (torch.bool, np.dtype(bool)) and labels.ndim == 2
 
@@ -392,19 +392,19 @@ def is_sets(
 class ImageSet:
     """Items with integer labels. `set[i]` is (image (C, H, W) float32 in [0, 1], label int).
 
-    Vectors (F,) may stand in place of images, and sets of labels, a row of booleans for each item,
-    in place of integers. Raises TypeError for labels that are neither,
-    ValueError for what does not fit together."""
+    Vectors (F,) can replace images, and sets of labels, one row of booleans per item, can replace
+    integers. Raises TypeError for labels of other types, ValueError for arguments that do not
+    match."""
 
-    pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; of sets for verification
-    skipped = () # names of the pictures that `on_error='skip'` left out
-    depth = None # of the folders that are its classes, 'leaf' or 1, 2, ...; None: not by folders
-    group = None # what says its groups, as given to `load_pictures`
+    pairs = None # (P, 4) int64: item, item, same person (1 or 0), fold; for verification
+    skipped = () # names of the pictures that `on_error='skip'` skipped
+    depth = None # depth of the class folders, 'leaf' or 1, 2, ...; None: not from folders
+    group = None # the argument `group` of `load_pictures`
     columns = None # of its table, {'file': name, 'label': name}; None: not from a table
-    multi_label = None # what separates the labels of a picture in its table; 'folders': as `load_data`
-    levels = None # what says the levels of its classes, as given to `load_data`
-    above = () # of each coarser level, the next one first: the name of the class of each class
-    beside = None # further columns of its table, {name: list of strings}, one for each file
+    multi_label = None # the argument `multi_label` of `load_data`: the separator, or 'folders'
+    levels = None # the argument `levels` of `load_data`
+    above = () # for each coarser level, from fine to coarse: the parent of each class
+    beside = None # other columns of its table, {name: list of strings}, one string per file
 
     def __init__(
         self,
@@ -413,13 +413,13 @@ class ImageSet:
         classes=None, # names: `classes[label]` is the class; None: the numbers themselves
         camera=None, # (N,) integers, or None
         split=None, # (N,) strings such as 'train' and 'test', or None
-        name:str='images', # what `repr` calls it
-        groups=None, # (N,) strings: pictures of one burst or visit; '': of none; or None
+        name:str='images', # shown by `repr`
+        groups=None, # (N,) strings, such as bursts or visits, '': no group; or None
     ):
         if not hasattr(images, 'raw'):
             images = Vectors(images) if np.ndim(images) == 2 else ImageArray(images)
         self.source = images
-        self.name = name.encode('utf-8', 'replace').decode()    # a folder's may be no UTF-8
+        self.name = name.encode('utf-8', 'replace').decode()    # a folder's name may not be UTF-8
         self.index = np.arange(len(images))
         sets = is_sets(labels)
         self.labels = np.array(labels) if sets else as_labels(labels, len(images)).numpy().copy()
@@ -455,14 +455,14 @@ class ImageSet:
 @patch
 def subset(
     self:ImageSet,
-    indices, # integers into this set, in the order wanted, or a boolean mask (N,)
+    indices, # integers into this set, in any order, or a boolean mask (N,)
 ) -> ImageSet:
-    """Some of the items; pixels are shared. Pairs stay where both their items do.
+    """Some of the items; pixels are shared. A pair is kept if both its items are.
 
-    Raises IndexError for an index or a mask that does not fit."""
+    Raises IndexError for an index or a mask that does not match."""
     indices = np.asarray(indices)
     if not indices.size and indices.dtype != bool:
-        indices = indices.astype(np.int64)      # of [], numpy makes floats
+        indices = indices.astype(np.int64)      # numpy turns [] into floats
     part = copy(self)
     for key in ('index', 'labels', 'camera', 'split', 'groups'):
         values = getattr(self, key)
@@ -470,7 +470,7 @@ def subset(
     if self.pairs is not None:
         place = np.full(len(self), -1)
         chosen = np.arange(len(self))[indices]
-        place[chosen[::-1]] = np.arange(len(chosen))[::-1]  # twice: its first place
+        place[chosen[::-1]] = np.arange(len(chosen))[::-1]  # repeated: its first place
         pairs = self.pairs.copy()
         pairs[:, :2] = place[pairs[:, :2]]
         part.pairs = pairs[(pairs[:, :2] >= 0).all(1)]
@@ -482,20 +482,20 @@ def images(
     self:ImageSet,
     indices=None, # integers into this set, or a mask; None: all
 ) -> Tensor: # (N, C, H, W) float32 in [0, 1], or (N, F)
-    "Many items as one tensor. Raises ValueError if files differ in size and none was asked for."
+    "Many items as one tensor. Raises ValueError if files differ in size and no size is set."
     return self.source[self.index if indices is None else self.index[np.asarray(indices)]]
 
 # %% ../../nbs/30_data.images.ipynb #44e10cea
 @patch
 def new_empty(self:ImageSet) -> ImageSet:
-    "No items, the same classes and shape: what stands in an exported Learner in place of the data."
+    "A set without items, with the same classes and shape: the data of an exported Learner."
     nothing = torch.empty(0, *(n or 0 for n in self.source.shape))
     return ImageSet(nothing, self.labels[:0], self.classes, name=self.name)
 
 # %% ../../nbs/30_data.images.ipynb #5c1f0e7a
 def counts_of_classes(
     labels, # (N,) integers, -1: none; or sets (N, C)
-) -> np.ndarray: # (C,) how many items have each
+) -> np.ndarray: # (C,) number of items of each
     labels = np.asarray(labels)
     return labels.sum(0) if is_sets(labels) else np.bincount(labels[labels >= 0])
 
@@ -503,14 +503,14 @@ def counts_of_classes(
 def class_count(
     images:ImageSet,
 ) -> int:
-    "How many classes are present; -1 is none."
+    "The number of classes that occur; -1 is no class."
     return int((counts_of_classes(images.labels) > 0).sum())
 
 
 def codes_of_groups(
-    groups, # (N,) strings, '': in no group
-) -> np.ndarray: # (N,) integers, -1: in no group
-    "Names of groups as numbers."
+    groups, # (N,) strings, '': no group
+) -> np.ndarray: # (N,) integers, -1: no group
+    "The names of groups as integers."
     groups = np.asarray(groups, dtype=str)
     return np.where(groups == '', -1, np.unique(groups, return_inverse=True)[1])
 
@@ -520,7 +520,7 @@ def names_of(
     self:ImageSet,
     i:int, # which item
 ) -> list: # of strings
-    "The names of its labels: one, none, or those of its set."
+    "The names of its labels: none, one or, with sets of labels, several."
     label = self.labels[i]
     chosen = np.flatnonzero(label) if self.labels.ndim == 2 else [label] if label >= 0 else []
     return [self.classes[c] for c in chosen]
@@ -528,7 +528,7 @@ def names_of(
 
 @patch
 def level_labels(self:ImageSet) -> np.ndarray: # (N, L) int64, -1 for none
-    "The class of each item on each level, the finest first."
+    "The class of each item on each level, from fine to coarse."
     codes = [np.arange(len(self.classes))]
     codes += [np.unique(names, return_inverse=True)[1] for names in self.above]
     table = np.vstack([np.column_stack(codes), np.full(len(codes), -1)])        # (C + 1, L)
@@ -560,7 +560,7 @@ def __repr__(self:ImageSet):
 # %% ../../nbs/30_data.images.ipynb #8c8c5497
 @patch
 def sha256(self:ImageSet) -> str: # 64 hexadecimal digits
-    "A fingerprint of labels, class names, cameras, splits, groups and all stored pixels, in order."
+    "A hash of labels, class names, cameras, splits, groups and all stored pixels, in order."
     arrays = [self.labels, self.camera, self.split] + ([] if self.pairs is None else [self.pairs])
     listed = [None if values is None else values.tolist() for values in arrays]
     facts = [self.classes, *listed, self.source.shape]
@@ -575,7 +575,7 @@ def sha256(self:ImageSet) -> str: # 64 hexadecimal digits
 
 @patch
 def prints(self:ImageSet) -> np.ndarray: # (N,) uint64
-    "A fingerprint of the stored pixels of each item, by which it is known in another set."
+    "A hash of the stored pixels of each item, which identifies it in another set."
     found = [hashlib.sha256(self.source.raw(i)).digest()[:8] for i in self.index]
     return np.frombuffer(b''.join(found), dtype='<u8')
 
@@ -585,10 +585,10 @@ def show(
     self:ImageSet,
     indices=None, # integers into this set; None: the first 20
     columns:int=10, # pictures per row
-    titles=None, # a text above each picture; None: its class
+    titles=None, # one text per picture; None: its class
     side:float=0.9, # inches per picture
 ):
-    "A grid of pictures under their class names; gives the matplotlib figure."
+    "A grid of pictures under their class names, as a matplotlib figure."
     import matplotlib.pyplot as plt
     indices = np.arange(min(20, len(self))) if indices is None else np.asarray(indices)
     if not len(indices): raise ValueError('indices: expected a picture, got none')
@@ -600,7 +600,7 @@ def show(
     columns = min(columns, len(indices))
     fig, axes = plt.subplots(rows, columns, figsize=(side * columns, (side + .25) * rows),
                              squeeze=False, layout='constrained')
-    room = int(14 * side)                                   # letters above a picture
+    room = int(14 * side)                                   # characters above a picture
     for ax in axes.flat: ax.set_axis_off()
     for ax, i, title in zip(axes.flat, indices, titles):
         x = self[i][0]
@@ -612,7 +612,7 @@ def show(
 
 # %% ../../nbs/30_data.images.ipynb #ca430444
 class _Transformed:
-    "Another source's items, each put through a function"
+    "The items of another source, each passed through a function"
 
     def __init__(self, source, function):
         self.source = source
@@ -637,9 +637,9 @@ class _Transformed:
 @patch
 def transformed(
     self:ImageSet,
-    function, # of a picture (C, H, W), or of a vector (F,), giving another
+    function, # from a picture (C, H, W) or a vector (F,) to another
 ) -> ImageSet:
-    "The same items, each put through a function each time it is read."
+    "The same items, each passed through a function when it is read."
     changed = copy(self)
     changed.source = _Transformed(self.source, function)
     return changed

@@ -1,9 +1,9 @@
-"""Wrong labels on purpose, what they do to pairs, and whether a loss bears it.
+"""Make wrong labels on purpose, see what they do to pairs, and test whether a loss is robust.
 
-`symmetric_noise` and `asymmetric_noise` give the matrix of probabilities that a class is
-labelled as another. `noisy_labels` and `noisy_images` draw from it, seeded, and keep the true
-labels. `wrong_pairs` says what the noise means to a loss that looks at pairs, and `welch_test`
-and `paired_test` say whether two sets of runs differ.
+`symmetric_noise` and `asymmetric_noise` return the matrix of probabilities that a class is
+labelled as another. `noisy_labels` and `noisy_images` draw from it with a seed and keep the true
+labels. `wrong_pairs` computes how many pairs become wrong, and `welch_test`
+and `paired_test` decide whether two sets of runs differ.
 
 The noise models and the statistic are those of S. K. Roy, Y. Han, M. Harandi and L. Petersson,
 *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL paper), section 4,
@@ -35,7 +35,7 @@ from .images import ImageSet
 def class_names(
     classes, # K, or K names
 ) -> list: # of K strings
-    "Names of the classes. Raises ValueError for none and for names that occur twice."
+    "The names of the classes. Raises ValueError for no names and for repeated ones."
     if isinstance(classes, (int, np.integer)):
         classes = range(check_number('classes', classes, 1, integer=True))
     names = [] if isinstance(classes, str) else [str(c) for c in classes]
@@ -47,7 +47,7 @@ def class_names(
 def numbers(
     values, # tensor, array or list
 ) -> np.ndarray:
-    "As an array of numpy, wherever it was."
+    "The values as a numpy array, from any device."
     is_tensor = isinstance(values, Tensor)
     return values.detach().cpu().numpy() if is_tensor else np.asarray(values)
 
@@ -74,7 +74,7 @@ def class_index(
     names, # of the K classes
     c, # a name, or an integer from 0 to K - 1
 ) -> int:
-    "The place of a class. Raises ValueError, listing the names, if there is none."
+    "The position of a class. Raises ValueError with the known names if there is none."
     if isinstance(c, str) and c in names:
         return names.index(c)
     is_integer = isinstance(c, (int, np.integer)) and not isinstance(c, bool)
@@ -88,8 +88,8 @@ def class_index(
 # %% ../../nbs/37_data.noise.ipynb #0dc73dc7
 def asymmetric_noise(
     classes, # K, or K names
-    delta:float, # noise rate δ of the classes that are mistaken, 0 to 1
-    pairs, # (class, what it is taken for), by name or index; or a dictionary of them
+    delta:float, # noise rate δ of the listed classes, 0 to 1
+    pairs, # (class, its wrong label), by name or index; or a dictionary
 ) -> Tensor: # (K, K) float64, rows sum to 1
     """M_ii = 1 - δ and M_ij = δ for each pair i → j, elsewhere the identity (DCDL paper, figure 2).
 
@@ -128,7 +128,7 @@ def transition_heatmap(
     ax=None, # axes to draw on; None: new ones
     title:str='',
 ):
-    "Probabilities by class (rows) and label (columns); returns the axes."
+    "Draw probabilities by class (rows) and label (columns), and return the axes."
     from dml_nb.plots import new_axes, style
     M = numbers(matrix)
     names = class_names(len(M) if classes is None else classes)
@@ -152,7 +152,7 @@ def transition_heatmap(
 def check_matrix(
     matrix, # (K, K)
 ) -> np.ndarray: # (K, K) float64
-    "As an array. Raises ValueError unless square, with entries from 0 up and rows that sum to 1."
+    "The matrix as an array. Raises ValueError unless its rows are probabilities."
     M = np.asarray(numbers(matrix), dtype=float)
     if M.ndim != 2 or len(M) != M.shape[-1] or not len(M):
         raise ValueError(f'matrix: expected (K, K), got {M.shape}')
@@ -163,9 +163,9 @@ def check_matrix(
     return M
 
 def exact_counts(
-    expected, # (K,) labels of each class that should be wrong
+    expected, # (K,) expected numbers of wrong labels
 ) -> np.ndarray: # (K,) int64
-    "Whole numbers with the rounded total, none further than 1 from what is expected."
+    "Integers with the rounded total, each less than 1 from its expected number."
     whole = np.floor(expected + 1e-9).astype(np.int64)
     missing = round(expected.sum()) - whole.sum()
     whole[np.argsort(whole - expected, kind='stable')[:missing]] += 1
@@ -174,13 +174,13 @@ def exact_counts(
 # %% ../../nbs/37_data.noise.ipynb #634c1287
 def noisy_labels(
     labels, # (N,) integers in a tensor, array or list; -1: unlabelled
-    matrix, # (K, K) transition matrix, K above the largest label
+    matrix, # (K, K) transition matrix, with K above the largest label
     seed=0, # an integer, or a `numpy.random.Generator`
-    exact:bool=False, # exactly the expected number of wrong labels, not a chance for each
+    exact:bool=False, # exactly the expected number of wrong labels, not one draw per label
 ): # (N,) int64, a tensor if `labels` is one, else an array
-    """Each label y becomes j with probability M_yj; unlabelled stay so.
+    """Each label y becomes j with probability M_yj; unlabelled items stay unlabelled.
 
-    Raises ValueError for a matrix whose rows are no probabilities and for labels beyond it."""
+    Raises ValueError unless the rows of the matrix are probabilities, and for labels beyond K."""
     M = check_matrix(matrix)
     y = as_labels(labels, len(labels)).cpu().numpy()
     if y.max(initial=-1) >= len(M):
@@ -206,7 +206,7 @@ def transition_counts(
     given, # (N,) labels after noise
     classes, # K, or K names
 ) -> Tensor: # (K, K) int64
-    """How many items of each class (rows) carry each label (columns); unlabelled ones are left out.
+    """The number of items of each class (rows) with each label (columns), without unlabelled ones.
 
     Raises ValueError for labels beyond the classes."""
     K = len(class_names(classes))
@@ -219,15 +219,15 @@ def transition_counts(
 
 # %% ../../nbs/37_data.noise.ipynb #6c5e1a93
 def noisy_images(
-    images:ImageSet, # stays as it is
+    images:ImageSet, # not changed
     matrix, # (K, K), one row per name in `images.classes`
-    part='train', # whose labels change: a value of the split, indices, a mask (N,), or 'all'
+    part='train', # labels to change: a value of the split, indices, a mask (N,), or 'all'
     seed=0, # an integer, or a `numpy.random.Generator`
     exact:bool=False, # as in `noisy_labels`
 ) -> ImageSet: # with the attribute `true_labels`
     """The same pictures with noisy labels in one part.
 
-    Raises ValueError for a matrix of another size, and where there is no such part."""
+    Raises ValueError for a matrix of another size, and if there is no such part."""
     K = len(images.classes)
     if len(check_matrix(matrix)) != K:
         raise ValueError(
@@ -245,22 +245,22 @@ def noisy_images(
         where = where[np.asarray(part)]
     noisy = images.subset(np.arange(len(images)))
     noisy.labels[where] = noisy_labels(images.labels[where], matrix, seed, exact)
-    noisy.clean = np.full(len(images.source), -1)            # by place in the source: for subsets
+    noisy.clean = np.full(len(images.source), -1)            # by position in the source, for subsets
     noisy.clean[images.index] = images.true_labels
     noisy.name = f'{images.name}, noisy'
     return noisy
 
 @patch(as_prop=True)
 def true_labels(self:ImageSet) -> np.ndarray: # (N,) int64
-    "The labels before `noisy_images`; those of a set without noise are its labels."
+    "The labels before `noisy_images`; without noise, the labels themselves."
     return self.clean[self.index] if 'clean' in self.__dict__ else self.labels
 
 # %% ../../nbs/37_data.noise.ipynb #15282a56
 def wrong_pairs(
     matrix, # (K, K)
-    shares=None, # (K,) of the classes; None: all alike
-) -> tuple: # share of positive pairs that are of two classes, of negative pairs that are of one
-    "What the noise of labels makes of pairs, Eq. (3). Raises ValueError for no probabilities."
+    shares=None, # (K,) of the classes; None: all equal
+) -> tuple: # wrong shares of positive and of negative pairs
+    "Shares of wrong pairs, Eq. (3). Raises ValueError unless rows and shares are probabilities."
     M = check_matrix(matrix)
     if shares is None:
         shares = np.full(len(M), 1 / len(M))
@@ -285,7 +285,7 @@ def student_test(
     error, # its standard error
     df, # degrees of freedom
 ) -> Difference:
-    "A mean against 0. Without any spread t = ±inf and p = 0, or t = 0 and p = 1 for a mean of 0."
+    "A mean against 0. Without spread, t = ±inf and p = 0; if the mean is 0 too, t = 0 and p = 1."
     if error > 0:
         t = mean / error
     else:
@@ -296,9 +296,9 @@ def student_test(
 
 def check_runs(
     x, # (n,) numbers
-    name, # how the caller calls them
+    name, # of the argument, for the error
 ) -> np.ndarray: # (n,) float64
-    "As an array. Raises ValueError unless they are two or more finite numbers."
+    "The runs as an array. Raises ValueError unless they are two or more finite numbers."
     x = np.asarray(numbers(x), dtype=float)
     if x.ndim != 1 or len(x) < 2 or not np.isfinite(x).all():
         raise ValueError(
@@ -308,9 +308,9 @@ def check_runs(
 # %% ../../nbs/37_data.noise.ipynb #754f89d1
 def welch_test(
     a, # (N_A,) one number per run of method A
-    b, # (N_B,) one number per run of method B; other seeds than A's
+    b, # (N_B,) one number per run of method B, with other seeds than A
 ) -> Difference: # mean, half, t, df, p
-    """t = (μ_A - μ_B) / √(σ_A²/N_A + σ_B²/N_B) and its two-sided p-value (DCDL paper, Eq. 17).
+    """The difference of the means over its standard error, and p-value (DCDL paper, Eq. 17).
 
     Raises ValueError for fewer than two runs and for NaN or infinity."""
     a = check_runs(a, 'a')

@@ -1,9 +1,9 @@
-"""Pictures that one command decoded and resized are read by the next from a bounded folder.
+"""A bounded folder keeps decoded and resized pictures, and the next command reads them from there.
 
-`dml train`, `evaluate` and `index` read the same pictures one after another, and bring them to the
-same size. `KeptPixels(folder)` keeps what was decoded beside the model, so that the next command
-only copies it. A changed file is read again, the folder stays below a limit, and whatever is
-damaged, missing or cannot be written is decoded as if there were no such folder.
+`dml train`, `evaluate` and `index` read the same pictures one after another and resize them alike.
+`KeptPixels(folder)` keeps the decoded pixels beside the model, so that the next command only
+copies them. A changed file is read again, and the folder stays below a limit. If kept pixels are
+damaged or missing, or cannot be written, the pictures are decoded as usual.
 
 Docs: https://dml-nb.github.io/dml_nb/data.pixels.html.md"""
 
@@ -35,21 +35,21 @@ from ..support.storage import hash_of, one_writer, write_atomically
 from ..support.validate import check_number
 
 # %% ../../nbs/30_data.pixels.ipynb #ea90dd14
-SETTLED = 10**8 # nanoseconds after which a file's time tells it from its later versions
+SETTLED = 10**8 # nanoseconds after which a later change of a file changes its time
 
 
 @cache
 def decoder() -> str:
-    "Changes with Pillow and with the module that decodes."
+    "A text that changes with Pillow and with the module that decodes."
     code = Path(inspect.getsourcefile(_decode)).read_bytes()
     return f'{PIL.__version__} {hash_of(code)}'
 
 
 def file_state(
     file, # a path, or a picture in a zip
-) -> tuple: # bytes, and in nanoseconds when its content and when anything of it changed last
-    """Tells a file from its later versions; () for one that has only just changed. Raises `OSError`
-    for a file that is not there."""
+) -> tuple: # bytes; times in nanoseconds of the last change of its content, and of any kind
+    """Distinguishes a file from its later versions; () if it changed just now. Raises `OSError`
+    for a missing file."""
     archive = getattr(file, 'archive', None)
     found = os.stat(file if archive is None else archive.path)
     if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < SETTLED:
@@ -62,8 +62,8 @@ def picture_key(
     size, # (height, width)
     mode:str, # 'RGB' or 'L'
     fit:str, # 'cut', 'squash' or 'pad'
-) -> bytes: # 16 of them; b'' for a file that has only just changed
-    "Names all that decides its pixels. Raises `OSError` for a file that is not there."
+) -> bytes: # 16 bytes; b'' for a file that changed just now
+    "A hash of all that determines the pixels. Raises `OSError` for a missing file."
     archive = getattr(file, 'archive', None)
     place = os.path.abspath(file if archive is None else archive.path)
     state = file_state(file)
@@ -91,15 +91,15 @@ def part_bytes(
 
 
 class Part:
-    "A file of rows, open for reading. Raises `ValueError` for any other file."
+    "A file of rows, open for reading. Raises `ValueError` for a file that is not a part."
 
     def __init__(self,
         path:Path,
-        own:bool=False, # did this command write it?
+        own:bool=False, # whether this command wrote it
     ):
         self.path = path
         self.own = own
-        self.used = set()                                       # rows that this command read
+        self.used = set()                                       # rows read by this command
         try:
             opened = safe_open(path, 'pt')
             keys = opened.get_tensor('keys').numpy()
@@ -118,7 +118,7 @@ class Part:
 
     @property
     def useful(self):
-        "Whether this command wrote it or read half of its rows, fewer if files have changed."
+        "Whether this command wrote the part or read at least half of its rows."
         return self.own or 2 * len(self.used) >= len(self.keys)
 
 # %% ../../nbs/30_data.pixels.ipynb #27479afb
@@ -129,21 +129,21 @@ PART = 2**25 # bytes of pixels after which a part is written
 class KeptPixels:
     """Resized pictures of earlier commands, in a folder.
 
-    `pixels` decodes a picture or need not. `close`, or the end of a `with`, writes what is new.
-    Other processes may read and write the folder at the same time. Raises `ValueError` for a limit
-    below 0."""
+    `pixels` returns kept pixels, or decodes the picture. `close`, or the end of a `with` block,
+    writes new pixels. Other processes may read and write the folder at the same time. Raises
+    `ValueError` for a limit below 0."""
 
     def __init__(self,
-        folder, # made when something is kept
-        limit:int=LIMIT, # bytes, of all files in it
+        folder, # created when the first part is written
+        limit:int=LIMIT, # bytes of all its files together
     ):
         self.folder = Path(folder).expanduser()
         self.limit = check_number('limit', limit, lo=0, integer=True)
         self.process = os.getpid()                              # the only one that writes
         self.lock = threading.Lock()
         self.new = {}                                           # key -> pixels, to be written
-        self.waiting = 0                                        # bytes of them
-        self.room = True                                        # is there still some?
+        self.waiting = 0                                        # their bytes
+        self.room = True                                        # below the limit
         self.parts = []
         self.place = {}                                         # key -> (part, row)
         for path in self.files():
@@ -173,14 +173,14 @@ class KeptPixels:
 @patch
 def pixels(self:KeptPixels,
     file, # a path, or a picture in a zip
-    size, # (height, width); None: as it is, which is not kept
+    size, # (height, width); None: unchanged, and not kept
     mode:str, # 'RGB' or 'L'
     fit:str, # 'cut', 'squash' or 'pad'
 ) -> Tensor: # (C, H, W) uint8
-    "Pixels of a picture, kept or decoded. Raises as `read_image`."
+    "Pixels of a picture, kept or decoded. Raises the errors of `read_image`."
     wanted = file, size, mode, fit
     key = b''
-    with suppress(OSError):                                     # to decode it says why
+    with suppress(OSError):                                     # decoding raises the error
         key = b'' if size is None else picture_key(*wanted)
     found = self.kept(key)
     if found is None:
@@ -210,7 +210,7 @@ def keep(self:KeptPixels, key:bytes, x:Tensor):
 # %% ../../nbs/30_data.pixels.ipynb #ad277e2e
 @patch
 def write(self:KeptPixels):
-    "New pixels as parts, if there is room and no other process is writing."
+    "Write new pixels as parts if there is room and no other process writes."
     new, self.new, self.waiting = self.new, {}, 0
     for shape in {tuple(x.shape) for x in new.values()}:
         content = part_bytes({key: x for key, x in new.items() if tuple(x.shape) == shape})
@@ -224,15 +224,15 @@ def write(self:KeptPixels):
             self.add(Part(path, own=True))
         except BlockingIOError:
             pass                                                # another process is writing
-        except (OSError, ValueError):                           # a full disk, no right to write
+        except (OSError, ValueError):                           # a full disk, or no permission
             self.room = False
 
 
 @patch
 def make_room(self:KeptPixels,
     wanted:int, # bytes
-) -> bool: # are there as many below the limit?
-    "Remove what killed processes left and, if need be, parts. No other process is writing."
+) -> bool: # whether there is room
+    "Remove files of killed processes and, if necessary, idle parts. Call it only in `one_writer`."
     for left in self.folder.glob('.*.pixels.*'):
         left.unlink(missing_ok=True)
     useful = {part.path for part in self.parts if part.useful}
@@ -250,7 +250,7 @@ def make_room(self:KeptPixels,
 
 @patch
 def close(self:KeptPixels):
-    "Write what is new, and note which parts were used."
+    "Write new pixels, and update the times of the parts that were used."
     if self.process != os.getpid():
         return
     with self.lock:

@@ -1,9 +1,9 @@
-"""What most people have becomes an `ImageSet`, and every mistake in it is named
+"""Read one subfolder of pictures per class, from a folder or a zip, with clear errors
 
-A reader is a function that finds files and gives an `ImageSet`. Here are the readers of what
-people bring themselves: a folder with one subfolder of pictures per class, and the same in a zip
-that is never unpacked. [Tables and vectors](31_data.tables.ipynb) come next. `load_data` of a later
-page calls them by name.
+A reader is a function that finds files and returns an `ImageSet`. This page reads a folder with one
+subfolder of pictures per class, and the same in a zip, which is never unpacked.
+[Tables and vectors](31_data.tables.ipynb) come next. `load_data`, on a later page, calls readers by
+name.
 
 Docs: https://dml-nb.github.io/dml_nb/data.readers.html.md"""
 
@@ -48,13 +48,13 @@ def read_digits(root=None, download=False) -> ImageSet: # 1,797 images 1×8×8, 
 
 # %% ../../nbs/31_data.readers.ipynb #a7f2c406
 def _leads_outside(name) -> bool:
-    "Whether a name is absolute or climbs out of its folder, by the rules of any system"
+    "Whether a name is absolute or leads out of its folder, by the rules of any system"
     name = name.replace('\\', '/')
     return name.startswith('/') or name[1:2] == ':' or '\0' in name or '..' in name.split('/')
 
 
 def _check_entry(path, info):
-    "ValueError for an entry that reaches outside its archive or cannot be read"
+    "Raises ValueError for an entry that points outside its archive or cannot be read"
     name = info.filename
     fault = None
     if _leads_outside(name): fault = 'a name that leads outside'
@@ -64,9 +64,9 @@ def _check_entry(path, info):
 
 
 def _plain_names(path) -> dict: # {name: name in the zip}; names of folders end in /
-    """What lies in a zip, called without a leading ./ and other detours.
+    """The names in a zip, without a leading ./ and other detours.
 
-    Raises ValueError for one that is broken or reaches outside itself."""
+    Raises ValueError for a zip that is broken or points outside itself."""
     with reading(path, 'expected a zip'), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     for info in entries:
@@ -80,12 +80,12 @@ def _plain_names(path) -> dict: # {name: name in the zip}; names of folders end 
     return dict(zip(plain, given))
 
 # %% ../../nbs/31_data.readers.ipynb #97b44fe8
-_LARGEST = 2**29                                            # bytes: the most that PIL decodes
-_PACKED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED          # others unpack more than is read
+_LARGEST = 2**29                                            # bytes, the most that PIL decodes
+_PACKED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED          # others may unpack more than is read
 
 
 def _unpacked(archive, name) -> bytes:
-    "One entry, no more of it than its header says; ValueError for a header that no picture has"
+    "One entry, read up to the size in its header. Raises ValueError for sizes no picture has."
     info = archive.getinfo(name)
     if info.file_size > _LARGEST:
         raise ValueError(f'expected at most {_LARGEST:,} bytes, got {info.file_size:,}')
@@ -96,7 +96,7 @@ def _unpacked(archive, name) -> bytes:
 
 
 class _Archive:
-    "The files of a zip. Raises ValueError for one that is broken or reaches outside itself."
+    "The files of a zip. Raises ValueError for a zip that is broken or points outside itself."
 
     def __init__(self, path):
         self.path = existing_file(path, 'a zip')
@@ -107,7 +107,7 @@ class _Archive:
         self.folders = self.given.keys() - self.names
 
     def under(self, prefix):
-        "The same archive, all names beginning with `prefix`"
+        "The same archive, with names relative to `prefix`"
         part = copy(self)
         part.prefix = prefix
         return part
@@ -134,7 +134,7 @@ class _Archive:
 
 # %% ../../nbs/31_data.readers.ipynb #f8fa0727
 class _Member:
-    "One file of an archive, with as much of `Path` as is needed to read it"
+    "One file of an archive, with the methods of `Path` that readers need"
 
     def __init__(self, archive, name):
         self.archive = archive
@@ -155,7 +155,7 @@ class _Member:
 
 # %% ../../nbs/31_data.readers.ipynb #ec17bec5
 class Folder:
-    "The files of a folder, under the same names as in an `_Archive`"
+    "The files of a folder, with the same names as in an `_Archive`"
 
     def __init__(self, path):
         self.path = Path(path)
@@ -176,9 +176,9 @@ def _archive_at(path, changed):
 
 
 def file_at(
-    path, # of a file, also of one in a zip, as photos.zip/birds/1.jpg
+    path, # of a file, also in a zip, such as photos.zip/birds/1.jpg
 ): # a `Path`, or a file of an `_Archive`
-    "Raises FileNotFoundError for no such file, ValueError for a broken zip."
+    "The file at a path. Raises FileNotFoundError if there is none, ValueError for a broken zip."
     path = Path(path).expanduser()
     if path.is_file(): return path
     for above in path.parents:
@@ -190,7 +190,7 @@ def file_at(
 
 # %% ../../nbs/31_data.readers.ipynb #7c7d0c05
 def as_integers(path, values, role='') -> list:
-    "Strings as integers; ValueError names the one that is none"
+    "Strings as integers. Raises ValueError with the first that is not an integer."
     values = list(values)
     for value in values:
         if not re.fullmatch(r'-?\d{1,18}', value):
@@ -201,9 +201,9 @@ def as_integers(path, values, role='') -> list:
 def numbered_classes(
     name, # of the set, for errors
     values, # N strings or integers
-    unlabelled='-1', # which of them is no class
+    unlabelled='-1', # the value that means no class
 ) -> tuple: # (N,) int64 labels, and the names of the classes in order
-    "Classes in order: by value where all are integers, else as text"
+    "Labels and sorted classes: by value if all are integers, else as text"
     values = [one_spelling(str(value)) for value in values]
     kinds = set(values) - {unlabelled}
     too_long = [kind for kind in kinds if len(kind) > 1000]         # `int` takes 4,300 digits
@@ -221,11 +221,11 @@ def numbered_classes(
     return np.array([place[value] for value in values], dtype=np.int64), order
 
 # %% ../../nbs/31_data.readers.ipynb #5f976cf9
-LENIENT = 'skip', 'later' # values of `on_error` with which faulty pictures are left out
+LENIENT = 'skip', 'later' # values of `on_error` that leave out faulty pictures
 
 
 def check_classes(name, labels, classes, least=2):
-    "ValueError for a class without items, or too few classes"
+    "Raises ValueError for a class without items, or too few classes"
     present = set(np.flatnonzero(counts_of_classes(labels)).tolist())
     for label, c in enumerate(classes):
         if label not in present:
@@ -236,7 +236,7 @@ def check_classes(name, labels, classes, least=2):
 
 
 def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
-    "ValueError naming the first that does not fit; or a warning: they are left out"
+    "Raises ValueError with the first faulty one, or warns that they are left out"
     if faulty and on_error not in LENIENT:
         raise ValueError(f'{wanted}, {base}/{min(faulty)} {verb}s {what}')
     if faulty:
@@ -246,7 +246,7 @@ def _leave_out(wanted, base, faulty, noun, verb, what, on_error):
 
 
 def _check_files(name, base, files):
-    "ValueError for a file listed twice or outside, FileNotFoundError for one that is not there"
+    "Raises ValueError for a file listed twice or outside, FileNotFoundError if one is missing"
     seen = set()
     for file in files:
         if _leads_outside(file):
@@ -261,7 +261,7 @@ def _check_files(name, base, files):
 
 # %% ../../nbs/31_data.readers.ipynb #5c5324aa
 def without_broken(images, tell=None) -> ImageSet:
-    "Read every picture once; those that cannot be read are left out, counted and named"
+    "Read every picture once, and leave out those that cannot be read, with a warning"
     source = images.source
 
     def fault(i):
@@ -282,11 +282,11 @@ def without_broken(images, tell=None) -> ImageSet:
 
 def leave_out_broken(
     images,
-    faults, # {place in the set: why it cannot be read}
+    faults, # {position in the set: why it cannot be read}
     stacklevel=3, # of the warning
-    least=2, # classes that must be left
+    least=2, # classes that must remain
 ) -> ImageSet:
-    "The others; says how many are left out"
+    "The set without them, with a warning that counts them"
     if not faults: return images
     source, places = images.source, images.index[list(faults)].tolist()
     source.skipped |= dict(zip(places, faults.values()))
@@ -310,10 +310,10 @@ def picture_set(
     camera=None, # (N,) integers
     groups=None, # (N,) strings
     on_error='raise', # or 'skip' or 'later'
-    tell=None, # with 'skip': (pictures read, of all) -> None
+    tell=None, # with 'skip': called with the numbers of pictures read and of all
     **options, # of `ImageFiles`
 ) -> ImageSet:
-    "The set that a table describes; raises as this section says"
+    "The set that a table describes. Raises the errors of this section."
     check_choice('on_error', on_error, 'raise', *LENIENT)
     if not len(files):
         raise ValueError(f'{name}: expected pictures in {base}, found none')
@@ -325,7 +325,7 @@ def picture_set(
 
 # %% ../../nbs/31_data.readers.ipynb #8e4102da
 def _holding_nothing(pictures, folders, depth) -> set: # of paths
-    "The highest folders without a picture, down to those of the classes"
+    "The highest folders without a picture, at most as deep as classes"
     deepest = max(map(len, folders), default=0) if depth == LEAF else depth
     filled = {p[:k] for p in pictures for k in range(min(len(p), deepest + 1))} | {()}
     known = {f[:k] for f in folders for k in range(1, min(len(f), deepest) + 1)}
@@ -334,14 +334,14 @@ def _holding_nothing(pictures, folders, depth) -> set: # of paths
 
 
 def _by_folder(
-    wanted, # how errors begin
-    base, # where they lie, for errors
+    wanted, # the beginning of errors
+    base, # their folder, for errors
     pictures, # tuples of parts
-    folders, # likewise, those without pictures too
+    folders, # tuples of parts, also of those without pictures
     depth, # of the folders that are classes
     on_error=None,
-) -> dict: # {picture that is in a class: its class}, both as tuples of parts
-    "Raises ValueError for folders without a picture, and for pictures above a depth from 2 up"
+) -> dict: # {picture: its class}, both tuples of parts
+    "Raises ValueError for folders without a picture, and for pictures above a depth of 2 or more"
     found = dict(zip(pictures, classes_of(base, pictures, depth)))
     above = ['/'.join(p) for p, c in found.items() if not c]
     _leave_out(wanted, base, above, 'picture', 'lie', 'above the folders of classes',
@@ -360,7 +360,7 @@ def _by_folder(
     return found
 
 # %% ../../nbs/31_data.readers.ipynb #27a7f561
-FOLDERS = 'folders' # value of `multi_label` for which equal files are one picture
+FOLDERS = 'folders' # the value of `multi_label` that makes equal files one picture
 
 
 def check_merging(multi_label):
@@ -371,13 +371,13 @@ def check_merging(multi_label):
 
 def merged(
     base, # `Folder` or `_Archive`
-    files:dict, # {name in it: its class, '' for none}
+    files:dict, # {name in it: its class, or ''}
 ) -> dict: # {name: list of classes}
-    """Files with equal content are one, called as the first of them that has a class, and it has
-    the classes of all. Warns of how many there are."""
+    """Files with equal content become one picture, with the classes of all and the name of the first
+    in a class. A warning counts the merged files."""
     found = {}
     for file, label in sorted(files.items(), key=lambda item: not item[1]):
-        content = file                                      # of what cannot be read
+        content = file                                      # used if it cannot be read
         with suppress(OSError, ValueError):
             content = sha256(base[file].read_bytes()).digest()
         found.setdefault(content, (file, set()))[1].add(label)
@@ -391,7 +391,7 @@ def merged(
 
 
 def read_folder(root=None, name=None, depth=LEAF, multi_label=None, **options) -> ImageSet:
-    "Pictures in one folder per class: those in which they lie, or those at `depth`."
+    "Pictures in one folder per class: the folder of each picture, or the one at `depth`."
     check_depth('depth', depth)
     check_merging(multi_label)
     per_class = 'per class' if depth in (LEAF, 1) else f'at depth {depth} per class'
@@ -403,7 +403,7 @@ def read_folder(root=None, name=None, depth=LEAF, multi_label=None, **options) -
     files, folders = contents_of(root)
     if not folders:
         raise ValueError(f'{wanted}, {root} holds no folders')
-    if name is None:                                        # a published set has notes beside it
+    if name is None:                                        # published sets contain other files
         say_not_read(root, ['/'.join(p) for p in files])
     pictures = [p for p in files if is_picture('/'.join(p))]
     found = _by_folder(wanted, root, pictures, folders, depth, options.get('on_error'))
@@ -415,9 +415,9 @@ def _by_class(
     base, # `Folder` or `_Archive`
     found, # from `_by_folder`
     depth,
-    multi_label, # 'folders': as `merged`
+    multi_label, # None or 'folders'
     options, # of `picture_set`
-    key=None, # by which classes are sorted
+    key=None, # sorts classes
 ) -> ImageSet:
     classes = ['/'.join(c) for c in sorted(set(found.values()), key=key)]
     place = {c: label for label, c in enumerate(classes)}
@@ -433,12 +433,12 @@ def _by_class(
 
 # %% ../../nbs/31_data.readers.ipynb #0ed58fe1
 def _by_its_numbers(name) -> list:
-    "What sorts s2 before s10"
+    "A key that sorts s2 before s10"
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
 
 
 def _files_and_folders(archive, depth, say=True) -> tuple: # archive, pictures and folders as parts
-    "What lies in a zip; a folder is left out that holds all of it, most of it deeper than classes"
+    "Pictures and folders of a zip, without a folder around all of them"
     seen = [n for n in sorted(archive.names | archive.folders)
             if not n.startswith(('.', '__MACOSX/')) and '/.' not in n]
     if say:
@@ -446,7 +446,7 @@ def _files_and_folders(archive, depth, say=True) -> tuple: # archive, pictures a
     files = [PurePosixPath(n).parts for n in seen if is_picture(n)]
     folders = {PurePosixPath(n.rpartition('/')[0]).parts for n in seen} - {()}
     least = 1 if depth == LEAF else depth
-    below = sum(len(p) > least + 1 for p in files)          # of classes, if none is around them
+    below = sum(len(p) > least + 1 for p in files)          # classes, if there is no folder around them
     if len({p[0] for p in files}) == 1 and 2 * below > len(files):
         top = files[0][0]
         files = [p[1:] for p in files if len(p) > 1]
@@ -456,7 +456,7 @@ def _files_and_folders(archive, depth, say=True) -> tuple: # archive, pictures a
 
 
 def read_zip(root=None, name=None, natural=False, depth=LEAF, multi_label=None, **options) -> ImageSet:
-    "As `read_folder`, of a zip that is read where it lies."
+    "Like `read_folder`, for a zip, which is read in place."
     check_depth('depth', depth)
     check_merging(multi_label)
     archive, pictures, folders = _files_and_folders(_Archive(root), depth, name is None)

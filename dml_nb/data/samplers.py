@@ -1,11 +1,11 @@
-"""Batches of classes × images: every image shown, resumable, shared by processes.
+"""Batches that show every image, can be resumed, and are shared by processes.
 
-A loss on pairs needs batches that hold positive pairs. A random batch from many classes holds
-next to none, so metric learning draws P classes and M images of each. `ClassBatchSampler(labels,
-classes=8, per_class=4)` does so as a batch sampler for a `DataLoader`: one cycle shows every
+A loss on pairs needs batches with positive pairs. A random batch from many classes contains
+almost none, so metric learning draws P classes and M images of each. `ClassBatchSampler(labels,
+classes=8, per_class=4)` does so as a batch sampler for a `DataLoader`. One cycle shows every
 labelled image, with the fewest repeats that P × M batches allow, and never the same class twice
-in a batch. It can add unlabelled images to each batch, fill batches with classes that lie close
-together, share a cycle between processes, and resume in the middle.
+in a batch. It can add unlabelled images to each batch, fill batches with similar classes,
+share a cycle between processes, and resume in the middle.
 
 Docs: https://dml-nb.github.io/dml_nb/data.samplers.html.md"""
 
@@ -33,7 +33,7 @@ def cycle_length(
     classes, # P: classes per batch, at most C
     world=1, # W: processes that share the batches
 ) -> int: # T
-    "The smallest number of batches that Eq. (1) allows."
+    "The smallest number of batches that satisfies Eq. (1)."
     T = max(-(-groups.sum() // classes), groups.max())
     return int(-(-T // world) * world)
 
@@ -42,9 +42,9 @@ def groups_per_class(
     classes, # P: classes per batch, at most C
     per_class, # M: images of each in a batch
     world=1, # W: processes that share the batches
-    rng=None, # `numpy.random.Generator` that settles ties; None: one with seed 0
-) -> tuple: # k (C,): groups of M that each class gives in one cycle; T: batches in the cycle
-    "The smallest cycle, Eq. (1), and who fills it: `k.sum() == T * classes`."
+    rng=None, # `numpy.random.Generator` that breaks ties; None: one with seed 0
+) -> tuple: # k (C,): groups of M of each class in one cycle; T: batches in the cycle
+    "The smallest cycle, Eq. (1), and the groups of each class: `k.sum() == T * classes`."
     rng = rng or np.random.default_rng(0)
     counts = np.asarray(counts)
     k = -(-counts // per_class)                              # (C,) g_c
@@ -67,13 +67,13 @@ class ClassBatchSampler(Sampler):
         labels, # (N,) integers, -1: unlabelled; or sets of labels (N, C), booleans
         classes=8, # P: classes per batch
         per_class=4, # M: images of each in a batch
-        seed=0, # with the epoch it fixes the cycle
+        seed=0, # determines the cycle, together with the epoch
         rank=0, # this process, 0 to world - 1
         world=1, # W: processes that share each cycle
         unlabelled_per_batch=0, # U: unlabelled images at the end of each batch
-        means=None, # (C, D) class means: a batch is a class and its nearest; None: random classes
+        means=None, # (C, D) class means, for batches of nearest classes; None: random classes
     ):
-        "Raises TypeError or ValueError for labels that are no integers and settings out of range."
+        "Raises TypeError or ValueError for labels that are not integers and settings out of range."
         self.classes = int(check_number('classes', classes, 1, integer=True))
         self.per_class = int(check_number('per_class', per_class, 1, integer=True))
         self.seed = int(check_number('seed', seed, 0, integer=True))
@@ -95,7 +95,7 @@ class ClassBatchSampler(Sampler):
         self.means = self.next_means = self.check_means(means)
 
     def check_means(self, means):
-        "As a float64 array (C, D); raises ValueError for another shape and for NaN or infinity."
+        "A float64 array (C, D). Raises ValueError for another shape, NaN or infinity."
         if means is None: return None
         means = torch.as_tensor(means).detach().to('cpu', torch.float64, copy=True).numpy()
         if means.ndim != 2 or len(means) != len(self.present) or not means.shape[1]:
@@ -109,18 +109,18 @@ class ClassBatchSampler(Sampler):
 # %% ../../nbs/36_data.samplers.ipynb #ac72e860
 @patch
 def __len__(self:ClassBatchSampler) -> int:
-    "Batches of this rank in one cycle."
+    "The number of batches of this rank in one cycle."
     groups = -(-self.counts // self.per_class)
     return cycle_length(groups, self.classes, self.world) // self.world
 
 @patch(as_prop=True)
 def batch_size(self:ClassBatchSampler) -> int:
-    "Indices in each batch: P·M labelled ones, then U unlabelled ones."
+    "The number of indices in a batch: P·M labelled ones, then U unlabelled ones."
     return self.classes * self.per_class + self.unlabelled_per_batch
 
 @patch(as_prop=True)
 def repeats(self:ClassBatchSampler) -> int:
-    "Labelled images shown again in one cycle of all ranks: T·P·M − N, the fewest possible."
+    "The number of repeats in one cycle of all ranks: T·P·M − N, the fewest possible."
     places = len(self) * self.world * self.classes * self.per_class
     return places - int(self.counts.sum())
 
@@ -128,19 +128,19 @@ def repeats(self:ClassBatchSampler) -> int:
 @patch
 def choose_classes(
     self:ClassBatchSampler,
-    left:np.ndarray, # (C,) groups that each class has left
-    batches_left:int, # this one included
+    left:np.ndarray, # (C,) remaining groups of each class
+    batches_left:int, # remaining batches, with this one
     rng, # `numpy.random.Generator`
-) -> np.ndarray: # (P,) places of the chosen classes in `present`
-    "Classes of the next batch: the urgent ones, and others at random or around one of them."
+) -> np.ndarray: # (P,) positions of the chosen classes in `present`
+    "The classes of the next batch: urgent ones, then random ones or the nearest to one class."
     urgent = left == batches_left
-    with np.errstate(divide='ignore'):                       # log 0 is -inf: none left
+    with np.errstate(divide='ignore'):                       # log 0 is -inf: no groups
         key = np.log(left) + rng.gumbel(size=len(left))
     if self.means is None:
         key[urgent] = np.inf
         return np.argpartition(key, -self.classes)[-self.classes:]
     first = key.argmax()
-    distance = (self.means**2).sum(1) - 2 * self.means @ self.means[first]   # less a constant
+    distance = (self.means**2).sum(1) - 2 * self.means @ self.means[first]   # up to a constant
     distance[left == 0] = np.inf
     distance[urgent] = -np.finfo(float).max
     distance[first] = -np.inf
@@ -152,11 +152,11 @@ def deal_unlabelled(
     self:ClassBatchSampler,
     T:int, # batches in the cycle of all ranks
 ) -> np.ndarray: # (T, U) indices
-    "The unlabelled images of this epoch's cycle."
+    "The unlabelled images in the cycle of this epoch."
     n, places = self.unlabelled, T * self.unlabelled_per_batch
     if not places: return np.empty((T, 0), dtype=np.int64)
     order = np.random.default_rng([self.seed, 0, 2]).permutation(self.without_label)
-    order = np.roll(order, -(self.epoch * places % n))       # this cycle begins in front
+    order = np.roll(order, -(self.epoch * places % n))       # this cycle starts first
     rng = np.random.default_rng([self.seed, self.epoch, 1])
     once_more = places % n                                   # shown once more than the others
     order = np.concatenate([rng.permutation(order[:once_more]), rng.permutation(order[once_more:])])
@@ -166,10 +166,10 @@ def deal_unlabelled(
 @patch
 def shuffled(
     self:ClassBatchSampler,
-    c:int, # which of the classes present
+    c:int, # position of a class in `present`
     rng, # `numpy.random.Generator`
-) -> np.ndarray: # indices: its members, then with sets all others that have its label
-    "The order in which a class is dealt into groups of M: C arrays (k_c, M)."
+) -> np.ndarray: # indices: its members; with sets, then all others with its label
+    "The order in which the images of a class are dealt into groups."
     members = rng.permutation(self.members[c])
     if self.sets is None:
         return members
@@ -180,7 +180,7 @@ def shuffled(
 @patch
 def cycle(
     self:ClassBatchSampler,
-) -> list: # batches of P·M indices, those of one class together, then U unlabelled ones
+) -> list: # batches of P·M indices, class by class, then U unlabelled ones
     "All batches of this epoch that belong to this rank."
     rng = np.random.default_rng([self.seed, self.epoch])
     k, T = groups_per_class(self.counts, self.classes, self.per_class, self.world, rng)
@@ -210,7 +210,7 @@ def set_epoch(
     self:ClassBatchSampler,
     epoch, # from 0
 ):
-    "Go to the beginning of an epoch's cycle. Raises ValueError unless it is an integer from 0 up."
+    "Go to the beginning of an epoch. Raises ValueError unless it is an integer from 0 up."
     self.epoch = int(check_number('epoch', epoch, 0, integer=True))
     self.position, self.start = 0, 0
     self.means = self.next_means
@@ -221,7 +221,7 @@ def set_means(
     self:ClassBatchSampler,
     means, # (C, D), one row for each class in `present`; None: classes meet at random
 ):
-    "Class means from now on; within a cycle, from the next one. Raises ValueError for misfits."
+    "New class means; within a cycle, from the next one on. Raises ValueError for a wrong shape."
     self.next_means = self.check_means(means)
     if self.position == 0:
         self.means = self.next_means
@@ -231,7 +231,7 @@ def class_means(
     self:ClassBatchSampler,
     z, # (N, D) embeddings of all images, in the order of the labels
 ) -> np.ndarray: # (C, D) float64
-    "Mean embedding of each class in `present`. Raises ValueError for another number of rows."
+    "The mean embedding of each class in `present`. Raises ValueError for a wrong shape."
     z = torch.as_tensor(z).detach().to('cpu', torch.float64).numpy()
     if z.ndim != 2 or len(z) != len(self.labels):
         raise ValueError(f'z: expected one embedding for each of the {len(self.labels)} images, '
@@ -242,7 +242,7 @@ def class_means(
 # %% ../../nbs/36_data.samplers.ipynb #8cee49a8
 @patch
 def _identity(self:ClassBatchSampler) -> dict:
-    "What must agree for a state to fit: everything that fixes the cycle, but rank and means."
+    "What a state must agree with: all that determines the cycle, except rank and means."
     return dict(
         labels=hashlib.sha256((self.labels if self.sets is None else self.sets).tobytes()).hexdigest(),
         classes=self.classes,
@@ -252,9 +252,9 @@ def _identity(self:ClassBatchSampler) -> dict:
 @patch
 def state_dict(
     self:ClassBatchSampler,
-    position=None, # batches of this rank trained on in this epoch; None: as many as were handed out
+    position=None, # batches of this rank trained on in this epoch; None: all that were yielded
 ) -> dict: # plain numbers, strings and lists, the same for every rank
-    "Where the iteration stands. Raises ValueError for a position outside the cycle."
+    "The position of the iteration. Raises ValueError for a position outside the cycle."
     if position is None: position = self.position
     position = int(check_number('position', position, 0, len(self), integer=True))
     state = dict(epoch=self.epoch, position=position, **self._identity())
@@ -268,7 +268,7 @@ def load_state_dict(
     self:ClassBatchSampler,
     state, # from `state_dict`
 ):
-    "Continue there. Raises ValueError, and changes nothing, for a state that does not fit."
+    "Continue from a state. Raises ValueError, and changes nothing, for a state of another sampler."
     other = [key for key, value in self._identity().items() if state.get(key) != value]
     if other:
         raise ValueError(f'state: expected one of this sampler, {", ".join(other)} differ')

@@ -1,8 +1,8 @@
-"""`load_data` gives an `ImageSet` of a published set, a folder, a zip, a table or vectors
+"""`load_data` returns an `ImageSet` from a published set, a folder, a zip, a table or vectors
 
-`load_data('digits')`, `load_data('cub200', root=...)`, `load_data('folder:PATH')`, ... give an
-`ImageSet`: pictures, integer labels, the names of the classes and, where the source has them, a
-camera and an official split.
+`load_data('digits')`, `load_data('cub200', root=...)`, `load_data('folder:PATH')`, ... return an
+`ImageSet`: pictures, integer labels, the names of the classes and, if the source has them, cameras
+and an official split.
 
 Docs: https://dml-nb.github.io/dml_nb/data.sources.html.md"""
 
@@ -28,8 +28,8 @@ from .readers import read_digits, read_folder, read_zip
 from .tables import read_csv, read_features, with_levels
 
 # %% ../../nbs/33_data.sources.ipynb #b608a5f4
-#: Name -> reader: a function of the set's place (None: $DML_NB_DATA) and of options that gives an
-#: `ImageSet`; with `download` among them where it can be fetched.
+#: Name -> reader: a function of the folder (None: $DML_NB_DATA) and of options that returns an
+#: `ImageSet`. A set that can be fetched has the option `download`.
 SOURCES = {
     'digits': read_digits, 'glyphs': read_glyphs, 'mnist': read_mnist,
     'fashion_mnist': read_fashion_mnist, 'cifar10': read_cifar10, 'cifar100': read_cifar100,
@@ -45,7 +45,7 @@ _by_ending = {'.zip': 'zip', '.csv': 'csv', '.tsv': 'csv', '.json': 'csv', '.npy
 
 # %% ../../nbs/33_data.sources.ipynb #0a7f3ed6
 def name_and_path(name_or_path) -> tuple: # name of a source, path or ''
-    "The source and its path; raises ValueError for neither a source nor something like a path"
+    "The source and its path. Raises ValueError for a text that is neither."
     text = os.fspath(name_or_path)
     name, _, path = text.partition(':')
     is_path = isinstance(name_or_path, os.PathLike)
@@ -64,7 +64,7 @@ def name_and_path(name_or_path) -> tuple: # name of a source, path or ''
 
 # %% ../../nbs/33_data.sources.ipynb #5947c9c1
 def _options_of(reader) -> list:
-    "Names of what a reader takes beyond `root` and `download`"
+    "The names of the options of a reader, without `root` and `download`"
     parameters = inspect.signature(reader).parameters
     names = [n for n in parameters if n not in ('root', 'download', 'name', 'natural', 'options')]
     if 'options' in parameters:
@@ -74,35 +74,35 @@ def _options_of(reader) -> list:
 
 
 def options_of(
-    name_or_path, # as `load_data` takes it
+    name_or_path, # as in `load_data`
 ) -> list: # of names
-    "The options that its source takes. Raises as `load_data` for what is no source."
+    "The options of a source. Raises the errors of `load_data` if there is no such source."
     name, _ = name_and_path(name_or_path)
     return _options_of(SOURCES[name])
 
 # %% ../../nbs/33_data.sources.ipynb #4285abd4
 def load_data(
     name_or_path, # a name of the table above, 'name:PATH', or the path of a folder or file
-    root=None, # where a named set lies: its folder, or the one around it; None: `$DML_NB_DATA`
+    root=None, # the folder of a named set, or the one around it; None: `$DML_NB_DATA`
     download:bool=False, # fetch the set if it is not there and can be fetched
     levels=None, # classes above the classes: 'folders', 'first-word', 'last-word', columns, a CSV
-    **options, # what that source takes: size=, mode=, fit=, cache=, on_error=, tell=, depth=, ...
+    **options, # of the source: size=, mode=, fit=, cache=, on_error=, tell=, depth=, ...
 ) -> ImageSet:
-    """Any of the sources by name.
+    """Load a source by its name.
 
     A CSV has the columns file and label, and may have class_name, split and camera. The class of a
-    picture in a folder or a zip is the folder in which it lies, called by its path, or with depth=1
-    the first folder of that path, with depth=2 the second in it, and so on.
+    picture in a folder or a zip is its folder, named by its path, or the first folder of that path
+    (depth=1), the first two (depth=2), and so on.
 
-    With `levels` classes have others above them: by folders within folders, the first or last word
-    of their names, further columns of a table (a list, finest first), or a CSV with a line for each
-    class and those above it. `multi_label='|'` reads sets of labels from a table, as a|b. A JSON
-    {"file": ["label", ...], ...}, or a list of objects with file and labels, has sets of labels.
-    `multi_label='folders'` makes files of equal content in several folders, also in a zip, one
-    picture with the labels of all of them.
+    `levels` defines classes above the classes: from nested folders, from the first or last word of
+    their names, from other columns of a table (a list, from fine to coarse), or from a CSV with one
+    line per class and its parents. `multi_label='|'` reads sets of labels such as a|b from a table.
+    A JSON {"file": ["label", ...], ...}, or a list of objects with file and labels, has sets of
+    labels. `multi_label='folders'` turns files of equal content in several folders, also in a zip,
+    into one picture with the labels of all of them.
 
-    Raises ValueError for an unknown name or faulty files, FileNotFoundError where files are
-    missing, TypeError for an option that the source does not take."""
+    Raises ValueError for an unknown name or faulty files, FileNotFoundError for missing files,
+    TypeError for an option that the source does not have."""
     if not isinstance(name_or_path, (str, os.PathLike)):
         given = type(name_or_path).__name__
         raise TypeError(f'data: expected a name or a path, got a {given}')

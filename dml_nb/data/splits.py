@@ -1,7 +1,7 @@
 """Hold back pictures of every class, or whole classes
 
-`split_by_image` holds back pictures of every class; `split_by_class` holds back whole classes,
-which is how metric learning is judged: the test classes were never seen in training.
+`split_by_image` holds back pictures of every class. `split_by_class` holds back whole classes,
+as in the evaluation of metric learning, where the test classes are new.
 
 Docs: https://dml-nb.github.io/dml_nb/data.splits.html.md"""
 
@@ -20,8 +20,8 @@ from ..support.validate import check_number
 # %% ../../nbs/34_data.splits.ipynb #71ce7e83
 def sets_and_classes(
     labels, # (N,) integers, as `as_labels` takes them; or sets of labels (N, C), booleans
-) -> tuple: # None and the labels (N,) int64; or the sets, and the rarest label of each (N,) or -1
-    "A set counts where its rarest label does, so that every picture has one place."
+) -> tuple: # None and the labels (N,) int64; or the sets, and the rarest label of each, or -1
+    "The one label by which each picture is counted: of a set of labels, the rarest."
     t = integer_tensor(labels, torch.device('cpu'), 'labels')
     if t.dtype != torch.bool or t.ndim != 2:
         return None, as_labels(labels, len(labels)).cpu().numpy().copy()
@@ -35,10 +35,10 @@ def sets_and_classes(
 def split_by_image(
     labels, # (N,) integers, -1: unlabelled; or sets of labels (N, C), booleans
     valid_share:float=0.2, # of each class, rounded to whole pictures
-    seed:int=0, # which ones
+    seed:int=0, # chooses the pictures
 ) -> tuple: # (train, valid): sorted int64 indices, disjoint, together all N
-    """Hold back a share of every class; unlabelled and lone pictures stay in training. A set of
-    labels counts as its rarest label.
+    """Hold back a share of every class. Unlabelled pictures and single pictures of a class stay in
+    training. A set of labels counts as its rarest label.
 
     Raises ValueError for a share outside (0, 1)."""
     check_number('valid_share', valid_share, above=0, below=1)
@@ -55,12 +55,12 @@ def split_by_image(
 # %% ../../nbs/34_data.splits.ipynb #a67f9b43
 def split_by_class(
     labels, # (N,) integers; -1: unlabelled, in neither part
-    train_classes=None, # labels that train; None: the first half present, the larger half if odd
-) -> tuple: # (train, test): sorted int64 indices whose labels share no value
+    train_classes=None, # labels for training; None: the first half, rounded up
+) -> tuple: # (train, test): sorted int64 indices without a common label
     """Hold back whole classes.
 
-    Raises ValueError for sets of labels, whose pictures no class divides, and if a training class is
-    absent or nothing is left on one side."""
+    Raises ValueError for sets of labels, for a training class that does not occur, and if one side
+    is empty."""
     sets, labels = sets_and_classes(labels)
     if sets is not None:
         raise ValueError('labels: expected one class for each picture, got sets, and what is held '

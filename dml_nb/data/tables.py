@@ -1,8 +1,9 @@
-"""A table beside its pictures and vectors computed elsewhere become an `ImageSet`, with classes above the classes.
+"""A table of pictures, or a file of vectors, becomes an `ImageSet`, whose classes may form levels.
 
-Not everybody sorts pictures into folders. A table names files and classes, and perhaps groups and
-parts; a file of vectors holds what another program computed. Classes may have others above them, by
-folders, words, columns or a table of parents. `load_data` of a later page calls these readers by name.
+Pictures are not always sorted into folders. A table names files and classes, and optionally groups
+and splits; a file of vectors holds what another program computed. Classes may have classes above
+them, defined by folders, words, columns or a table of parents. `load_data`, on a later page, calls
+these readers by name.
 
 Docs: https://dml-nb.github.io/dml_nb/data.tables.html.md"""
 
@@ -30,7 +31,7 @@ from ..support.validate import check_choice
 
 # %% ../../nbs/31_data.tables.ipynb #7826f7fa
 def _delimiter(line, known) -> str:
-    "What separates the names in the first line of a table: it gives most known ones, most at all"
+    "The separator that yields the most known names in the first line, then the most names"
     def names(delimiter):
         cells = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
         return [cell.strip() for cell in cells]
@@ -39,7 +40,7 @@ def _delimiter(line, known) -> str:
 
 
 def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
-    "What stands in a table, blanks around the values left out"
+    "The rows of a table, with blanks around values removed"
     with reading(path, 'expected a CSV in UTF-8', 'this is none'):
         with open(path, newline='', encoding='utf-8-sig') as file:
             delimiter = _delimiter(file.readline(), known)
@@ -52,7 +53,7 @@ def _csv_rows(path, known) -> list: # of (number of the line, list of strings)
 
 # %% ../../nbs/31_data.tables.ipynb #b67a872f
 def _each_once(pairs) -> dict:
-    "An object of a JSON. Raises ValueError for a name that it has twice."
+    "An object of a JSON file. Raises ValueError for a repeated name."
     found = {}
     for name, value in pairs:
         if name in found: raise ValueError(f'{name!r} is there twice')
@@ -60,8 +61,8 @@ def _each_once(pairs) -> dict:
     return found
 
 
-def _set_in_json(path, file, labels) -> list: # of strings; of none ['-1'], as tables say it
-    "Raises ValueError for other than a list of names or numbers."
+def _set_in_json(path, file, labels) -> list: # of strings; ['-1'] for an empty list
+    "The labels of a picture. Raises ValueError unless they are a list of names or numbers."
     fine = isinstance(labels, list) and all(type(each) in (str, int) and str(each).strip()
                                             for each in labels)
     if not fine:
@@ -71,7 +72,7 @@ def _set_in_json(path, file, labels) -> list: # of strings; of none ['-1'], as t
 
 
 def _json_rows(path, called) -> list: # as from `_csv_rows`, with a list of strings as label
-    "What stands in a JSON; `called` may learn that its labels are called so"
+    "The rows of a JSON file; updates `called` if the column of labels is `labels`"
     wanted = 'expected {"file": ["label", ...], ...} or [{"file": ..., "labels": [...]}, ...]'
     with reading(path, wanted, 'this is no such JSON'):
         found = json.loads(path.read_text(encoding='utf-8-sig'), object_pairs_hook=_each_once)
@@ -94,8 +95,8 @@ def _json_rows(path, called) -> list: # as from `_csv_rows`, with a list of stri
                            for k, entry in enumerate(found, 1))]
 
 # %% ../../nbs/31_data.tables.ipynb #1d102aba
-def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': where each stands
-    "The known columns of a CSV or a JSON; raises ValueError with the place of what is wrong"
+def _table(path, columns=None) -> dict: # {column: list of strings}, and 'line': the place of each row
+    "The known columns of a CSV or JSON file. Raises ValueError with the place of a mistake."
     called = {key: key for key in ('file', 'label', 'class_name', 'split', 'camera', 'group')}
     for key in columns or {}:
         check_choice('columns', key, *called)
@@ -130,7 +131,7 @@ def _cameras(path, table): # (N,) int64, or None
 
 # %% ../../nbs/31_data.tables.ipynb #faef3102
 def _inside(path, line, name, images=None):
-    "The name of a file without detours; ValueError for one outside the folder of pictures"
+    "The name of a file without detours. Raises ValueError outside the folder of pictures."
     if images is not None and os.path.isabs(name):
         for full in (os.path.abspath, os.path.realpath):
             inner = os.path.relpath(full(name), full(os.path.expanduser(images)))
@@ -142,7 +143,7 @@ def _inside(path, line, name, images=None):
 
 
 def _beside(path, files, images):
-    "Where the pictures of a table lie: the folder or archive that holds most of them"
+    "The folder or archive that contains most of the pictures"
     near = path.parent
     places = [near, near/'images', near/'images.zip', path.with_suffix('.zip')]
     if images is not None: places = [Path(images).expanduser()]
@@ -162,7 +163,7 @@ def _beside(path, files, images):
 
 # %% ../../nbs/31_data.tables.ipynb #56a8ecae
 def _class_names(path, labels, order, names):
-    "Names of the classes in order, from a name in each row"
+    "The names of the classes in order, from the name in each row"
     name_of = {}
     for label, name in zip(labels, map(one_spelling, names)):
         if label >= 0 and name_of.setdefault(label, name) != name:
@@ -172,7 +173,7 @@ def _class_names(path, labels, order, names):
 
 
 def _check_once(path, files, table):
-    "ValueError for a picture that has two rows"
+    "Raises ValueError for a picture with two rows"
     first = {}
     for file, label, line in zip(files, table['label'], table['line']):
         if file in first:
@@ -184,10 +185,10 @@ def _check_once(path, files, table):
 
 def table_places(
     root, # path of a table
-    columns=None, # what its columns are called, as {'label': 'species'}
-    images=None, # where its pictures lie; None: beside it
-) -> tuple: # `Folder` or `_Archive`, names in it, and {column: values}, file and label among them
-    "Raises as this section says."
+    columns=None, # names of its columns, such as {'label': 'species'}
+    images=None, # folder or zip of its pictures; None: beside the table
+) -> tuple: # `Folder` or `_Archive`, names in it, and {column: values} with file and label
+    "The pictures and columns of a table. Raises the errors of this section."
     is_json = str(root).lower().endswith('.json')
     path = existing_file(root, 'a JSON' if is_json else 'a CSV')
     table = _table(path, columns)
@@ -204,7 +205,7 @@ def table_places(
 
 # %% ../../nbs/31_data.tables.ipynb #6d98b4e7
 def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the labels in order
-    "The parts of each label; −1 alone is none. Raises ValueError with the line of an empty part."
+    "The parts of each label; −1 alone means none. Raises ValueError with the line of an empty part."
     if 'class_name' in table:
         raise ValueError(f'{path}: expected no class_name beside labels in sets, there is one')
     parts = [label if isinstance(label, list) else [part.strip() for part in label.split(separator)]
@@ -221,7 +222,7 @@ def label_sets(path, table, separator) -> tuple: # (N, C) booleans, names of the
 
 
 def table_classes(path, table, multi_label=None) -> tuple: # labels, names of the classes in order
-    """Integers (N,) and −1 for none; with a separator of labels, and from a JSON, sets of them,
+    """Integers (N,), −1 for none; or, with a separator or from a JSON file, sets of labels as
     booleans (N, C)."""
     if multi_label is not None or isinstance(table['label'][0], list):
         return label_sets(path, table, check_separator(
@@ -232,7 +233,7 @@ def table_classes(path, table, multi_label=None) -> tuple: # labels, names of th
     return labels, classes
 
 
-JOINED = '|' # what stands between the labels of a picture where they are one text
+JOINED = '|' # separates several labels of a picture in one text
 
 
 def check_separator(separator):
@@ -243,7 +244,7 @@ def check_separator(separator):
 
 
 def read_csv(root=None, name=None, columns=None, images=None, multi_label=None, **options) -> ImageSet:
-    "A table of files and labels, or a JSON of sets of labels, and pictures beside it."
+    "Pictures of a table with files and labels, or of a JSON file with sets of labels."
     base, files, table = table_places(root, columns, images)
     path = Path(root).expanduser()
     labels, classes = table_classes(path, table, multi_label)
@@ -254,10 +255,9 @@ def read_csv(root=None, name=None, columns=None, images=None, multi_label=None, 
     found.beside = table['beside']
     return found
 
-
 # %% ../../nbs/31_data.tables.ipynb #bfb40e39
-def read_arrays(path) -> dict: # {name: array}; a `.npy` has one, called features
-    "What lies in a file of arrays; nothing is ever unpickled"
+def read_arrays(path) -> dict: # {name: array}; that of a `.npy` is called features
+    "The arrays in a file; pickles raise an error"
     ending = path.suffix.lower()
     check_choice('features', ending, '.npy', '.npz', '.safetensors')
     path = existing_file(path, 'a file of vectors')
@@ -273,8 +273,8 @@ def read_arrays(path) -> dict: # {name: array}; a `.npy` has one, called feature
             return {key: found[key] for key in found.files}
 
 # %% ../../nbs/31_data.tables.ipynb #1af473de
-def _labels_beside(path) -> dict: # labels, and perhaps split and camera
-    "What stands beside a `.npy`"
+def _labels_beside(path) -> dict: # labels, and optionally split and camera
+    "The labels in a file beside a `.npy`"
     array = path.with_suffix('.labels.npy')
     if array.is_file():
         return {'labels': read_arrays(array)['features']}
@@ -291,7 +291,7 @@ _feature_names = 'features', 'embeddings', 'vectors', 'z', 'x'
 
 
 def _label_values(path, values) -> tuple:
-    "Labels from a file, and which of them is no class, as `numbered_classes` takes them"
+    "Labels from a file and the value that means no class, for `numbered_classes`"
     is_table = isinstance(values, list)
     values = np.asarray(values)
     if is_sets(values): return values, None
@@ -334,8 +334,8 @@ def read_features(root=None, labels=None, name=None) -> ImageSet:
     return ImageSet(vectors, numbers, classes, camera, split, name or path.stem)
 
 # %% ../../nbs/31_data.tables.ipynb #a2ed6e0e
-def _parents_in(path) -> dict: # {class: names of those above it}
-    "What stands in a table of parents. Raises ValueError with the line of what is wrong."
+def _parents_in(path) -> dict: # {class: its parents}
+    "The rows of a table of parents. Raises ValueError with the line of a mistake."
     (_, header), *rows = _csv_rows(existing_file(path, 'a table of parents'), set())
     found = {}
     for line, (name, *above) in rows:
@@ -348,8 +348,8 @@ def _parents_in(path) -> dict: # {class: names of those above it}
     return found
 
 
-def _parents_beside(beside, labels, classes, columns) -> dict: # {class: names of those above it}
-    "The same from further columns of a table"
+def _parents_beside(beside, labels, classes, columns) -> dict: # {class: its parents}
+    "The parents in other columns of a table"
     unknown = [column for column in columns if column not in (beside or {})]
     if unknown:
         known = ', '.join(beside) if beside else 'it has no further columns'
@@ -371,7 +371,7 @@ def levels_by(
     classes, # names
     beside=None, # {column: N strings}
 ) -> list: # as from `levels_above`
-    "The classes above the classes. Raises ValueError, and FileNotFoundError for no such table."
+    "The parents on each level. Raises ValueError, or FileNotFoundError for a missing table."
     if is_sets(labels):
         raise ValueError('levels: expected one class for each picture, got sets of labels')
     if how == 'folders' or how in list(WORDS): return levels_above(classes, how)
@@ -385,7 +385,7 @@ def with_levels(
     images:ImageSet,
     how, # as in `levels_by`
 ) -> ImageSet:
-    "The same pictures, whose classes have others above them. Raises as `levels_by`."
+    "The same set with levels above its classes. Raises the errors of `levels_by`."
     beside = images.beside and {column: [values[i] for i in images.index]
                                 for column, values in images.beside.items()}
     images = copy(images)
@@ -393,4 +393,3 @@ def with_levels(
     images.levels = how if isinstance(how, str) else [*map(str, how)] if isinstance(
         how, (list, tuple)) else str(how)
     return images
-

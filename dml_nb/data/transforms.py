@@ -1,9 +1,9 @@
-"""Crops, mirror images, small moves and turns, behind a set or for a batch
+"""Random crops, mirror images, shifts and turns, for a set or for a batch
 
 `crop_and_flip` takes random crops, `shift_images` moves pictures by whole pixels, and
-`jitter_images` turns, scales and moves them a little; each takes a batch and then a generator, as
-`augment=` of a training expects. `turn_classes` makes a set of eight times the classes, a
-picture's quarter turns and mirror images.
+`jitter_images` turns, scales and moves them slightly. Each takes a batch and then a generator, as
+`augment=` of a training expects. `turn_classes` makes a set with eight times as many classes, from
+the quarter turns and mirror images of each picture.
 
 Docs: https://dml-nb.github.io/dml_nb/data.transforms.html.md"""
 
@@ -26,7 +26,7 @@ from ..support.validate import check_number
 
 # %% ../../nbs/35_data.transforms.ipynb #0767b49e
 def _crop_sides(x, side) -> tuple: # height, width
-    "ValueError unless the crop lies inside the picture"
+    "Height and width of a crop. Raises ValueError if it is larger than the picture."
     height, width = sides_of(side)
     H, W = x.shape[-2:]
     if height > H or width > W:
@@ -36,11 +36,11 @@ def _crop_sides(x, side) -> tuple: # height, width
 
 
 def crop_and_flip(
-    x:Tensor, # (C, H, W), or (B, C, H, W), each picture of which has its own crop
+    x:Tensor, # (C, H, W), or (B, C, H, W), where each picture has its own crop
     generator:torch.Generator=None, # on the CPU; None: torch's own
     side=224, # of the crop, or (height, width)
-    flip:float=0.5, # how often a picture is mirrored
-    pad:int=0, # black pixels on every side first, as is usual for people: side=(256, 128), pad=10
+    flip:float=0.5, # probability that a picture is mirrored
+    pad:int=0, # black pixels added on every side first; usual for people: side=(256, 128), pad=10
 ) -> Tensor: # (C, h, w) or (B, C, h, w)
     "A random crop, mirrored at random. Raises ValueError for pictures smaller than the crop."
     check_number('flip', flip, lo=0, hi=1)
@@ -63,7 +63,7 @@ def center_crop(
     x:Tensor, # (C, H, W) or (B, C, H, W)
     side=224, # of the crop, or (height, width)
 ) -> Tensor: # (C, h, w) or (B, C, h, w)
-    "What lies about the centre. Raises ValueError for pictures smaller than the crop."
+    "The crop at the centre. Raises ValueError for pictures smaller than the crop."
     height, width = _crop_sides(x, side)
     H, W = x.shape[-2:]
     down = (H - height) // 2
@@ -75,7 +75,7 @@ def pad_to_square(
     x:Tensor, # (C, H, W) or (B, C, H, W)
     value:float=0., # of the bars
 ) -> Tensor: # (C, L, L) or (B, C, L, L), L the longer side
-    "Bars on both sides of the shorter side, so that nothing is cut and no ratio changes."
+    "Add bars until the picture is square; nothing is cropped, and the aspect ratio stays."
     H, W = x.shape[-2:]
     rows, columns = max(W - H, 0), max(H - W, 0)
     bars = columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
@@ -85,20 +85,20 @@ def pad_to_square(
 def shift_images(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
-    pixels:int=1, # the farthest, along each axis
+    pixels:int=1, # the largest shift along each axis
 ) -> Tensor: # (B, C, H, W)
-    "Move each picture by whole pixels, every distance equally likely; what comes in is 0."
+    "Shift each picture by whole pixels, all shifts equally likely; new pixels are 0."
     return crop_and_flip(x, generator, x.shape[-2:], flip=0., pad=pixels)
 
 # %% ../../nbs/35_data.transforms.ipynb #1beb844c
 def jitter_images(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
-    degrees:float=15., # the farthest turn
-    grow:float=.1, # the farthest change of size, as a share
-    shift:float=.08, # the farthest move, as a share of the side
+    degrees:float=15., # the largest turn
+    grow:float=.1, # the largest relative change of size
+    shift:float=.08, # the largest shift, as a share of the side
 ) -> Tensor: # (B, C, H, W)
-    "Turn, scale and move each picture a little, every amount equally likely; what comes in is 0."
+    "Turn, scale and shift each picture slightly, amounts uniform; new pixels are 0."
     turn, size, right, down = torch.rand(4, len(x), generator=generator) * 2 - 1        # (B,) each
     angle = turn * math.radians(degrees)
     cosine = angle.cos() * (1 + grow * size)
@@ -111,7 +111,7 @@ def jitter_images(
 
 # %% ../../nbs/35_data.transforms.ipynb #f215954d
 class _TurnedImages:
-    """Another source's square pictures in their eight positions.
+    """The square pictures of another source in eight positions.
 
     Item k·N + i is picture i, turned k mod 4 times by 90° and mirrored for k ≥ 4."""
 
@@ -143,7 +143,7 @@ _positions = ['', ' 90°', ' 180°', ' 270°', ' flip', ' flip 90°', ' flip 180
 def turn_classes(
     images:ImageSet, # of C class names and N square pictures
 ) -> ImageSet: # 8·C class names, 8·N pictures; -1 stays -1
-    "Every quarter turn and mirror image as a class of its own, for training on few classes."
+    "Every quarter turn and mirror image as a separate class, for training on few classes."
     C = len(images.classes)
 
     def turned_labels(labels):                              # (N,) -> (8·N,)
@@ -158,7 +158,7 @@ def turn_classes(
     for key in ('camera', 'split'):
         values = getattr(images, key)
         setattr(turned, key, None if values is None else np.tile(values, 8))
-    if hasattr(images, 'clean'):                            # of `noisy_images`
+    if hasattr(images, 'clean'):                            # from `noisy_images`
         turned.clean = turned_labels(images.clean)
-    turned.pairs = None                                     # of the pictures as they were
+    turned.pairs = None                                     # they refer to the original pictures
     return turned

@@ -131,7 +131,7 @@ class EmbeddingIndex:
         self._approximation = None                # made when first needed
         self._pending = {}                        # ids that the approximation does not know yet
         self._copies = {}                         # derived from the rows, dropped when they change
-        self._pictures = None                     # their folder and their network, saved with the rows
+        self._pictures = None                     # their folder and network, saved with the rows
         self._weights = None                      # file of that network, as bytes
         _check_settings(self)
 
@@ -279,7 +279,7 @@ def metadata(
     self:EmbeddingIndex,
     ids=None, # one row of what `search` returned, or any ids; default: all, in ascending order
 ) -> list: # a JSON value for each, None where the id is -1
-    "Copies of the metadata of these ids. Raises ValueError for an id that is neither stored nor -1."
+    "Copies of the metadata. Raises ValueError for an id that is neither stored nor -1."
     ids = (self.ids if ids is None else torch.as_tensor(ids).reshape(-1)).tolist()
     self._places(np.array(sorted(set(ids) - {-1}), dtype=np.int64))
     return [None if id == -1 else deepcopy(self._metadata[self._place[id]]) for id in ids]

@@ -1,4 +1,4 @@
-"""The device, what is done to pictures, what learns from when on, and where a log is written.
+"""The device, random changes to pictures, frozen epochs, and a log.
 
 `train_embedder` ([two pages on](58_search.everyday.ipynb)) and `dml train` take four choices beside data,
 network and loss: `device`, `augment`, `freeze` and `log`. Each is checked before any picture is read.

@@ -1,4 +1,4 @@
-"""Put every picture of a folder into an index, and find those that are like others.
+"""Put every picture of a folder into an index, and find the most similar ones.
 
 `index_folder` puts every picture of a folder into an index, and `search_folder` finds the pictures
 most similar to others. Neither needs fastai: the network comes from a file, so `dml search` answers

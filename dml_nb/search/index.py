@@ -1,4 +1,4 @@
-"""Search by vector, picture or id, with filters, and files that a crash cannot harm
+"""Search by vector, picture or id, with filters, in files that survive a crash.
 
 An index holds embeddings under ids and answers one question: which of them are most similar to
 this one? `index = EmbeddingIndex(dim)` makes an empty index, `index.add(z, ids, metadata)` adds

@@ -1,4 +1,4 @@
-"""Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
+"""The parts of every page of `dml browse`: head and links, figures, tables, small copies.
 
 [The pages](59_search.browser.ipynb) of `dml browse` consist of a few kinds of parts. This page makes them from
 the elements of FastHTML, which escape text: file names may contain quotes and angle brackets.

@@ -446,9 +446,9 @@ def weights(self:Pages, request):
         Canvas(id='W', role='img', tabindex=0, aria_describedby='told', aria_label=(
             'weight of every pair of a batch; arrow keys go from pair to pair')),
         P(id='told', role='status'),
-        P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
-          'the fuller the colour the stronger; what has none, the loss does not see. The weight '
-          'of a pair is told where you point, tap, or go with the arrow keys.', cls='note'),
+        P('Each row is an anchor. Blue pairs are pulled together, orange pairs are pushed apart, '
+          'and a fuller colour means a stronger weight. The loss ignores white pairs. Point at a '
+          'pair, tap it, or go there with the arrow keys to see its weight.', cls='note'),
         script='/weights.js')
 
 

@@ -173,8 +173,8 @@ LIMITS = (
     'cameras and places; measure others with `dml evaluate` before you rely on it. {judges} The '
     'epoch that was kept is the one that did best on what judged it, so its numbers are a little '
     'too good. Without a threshold (`dml evaluate --false-accepts`) a search gives the nearest '
-    'pictures, also where nothing like the query is there. What the pictures of training do not '
-    'show, the network does not know, and what they show too often it overrates. It compares '
+    'pictures, even if nothing like the query is there. The network does not know what the '
+    'training pictures do not show, and it overrates what they show too often. It compares '
     'pictures; it does not say who or what is in them, and no decision about people should rest on '
     'it.')
 
@@ -195,7 +195,7 @@ def card_text(
                 shlex.join(['dml', 'search', 'index', 'photo.jpg'])]
     numbers = [(text, percent(row['recall@1']), percent(row['map@r'])) for text, row in (
         ('before training', before), (f"after epoch {best['epoch']}, which is kept", best))]
-    judges = 'Those of the training say nothing of classes that are not in it.'
+    judges = 'Those of the training say nothing about classes that are not in it.'
     if settings['held_back'] == 'class':
         judges = 'Those of the training are of classes that were held back.'
     parts = [

@@ -142,7 +142,7 @@ def bring_up_to_date(
     others=(), # names that stay although they are not among the files
     **options, # of `embed_readable`
 ) -> dict: # as `index_folder`, without root
-    "Embed what is new or changed, take out what is gone. Raises `ValueError` if no file is left."
+    "Embed new and changed files, and remove missing ones. Raises `ValueError` if no file is left."
     known = {fact['path']: (id, fact) for id, fact in zip(index._ids, index._metadata)}
     state = states_of(files)                                # before anything is read
     same = {name for name in files if name in known and state.get(name)

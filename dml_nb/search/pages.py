@@ -31,17 +31,16 @@ LINKS = {'/': 'Map', '/worst': 'Worst queries', '/classes': 'Confused classes',
          '/labels': 'Doubtful labels', '/weights': 'Pair weights', '/like': 'Your picture'}
 #: Why each view is worth a look.
 WHY = {
-    '/': 'Classes that lie in each other are those that a search mixes up: zoom in where they meet '
-         'and see why.',
-    '/worst': 'What is found last says what the training lacks: a wrong label, a bad photograph, or '
-              'a kind of picture that it has seldom seen.',
-    '/classes': 'Two classes that are often taken for each other are one thing under two names, or '
-                'need more pictures that show the difference.',
-    '/labels': 'A wrong label teaches something false and counts as a mistake of the search: '
-               'correct it here, and train with the table.',
-    '/weights': 'From the pairs with a weight the loss learns, all others it leaves as they are.',
-    '/like': 'A new photograph shows what people who use the search will see.',
-    '/compare': 'A mean hides what got worse: look at what was lost before you take the new '
+    '/': 'A search mixes up classes that overlap on the map. Zoom in where they meet and see why.',
+    '/worst': 'The pictures found last show what the training lacks. A label may be wrong, a '
+              'photograph bad, or a kind of picture rare.',
+    '/classes': 'Two classes that are often taken for each other may be one thing under two names, '
+                'or need more pictures that show the difference.',
+    '/labels': 'A wrong label teaches something false and counts as a mistake of the search. '
+               'Correct it here, and train with the table.',
+    '/weights': 'The loss learns from the pairs that have a weight, and ignores all others.',
+    '/like': 'A new photograph shows what users of the search will see.',
+    '/compare': 'A mean hides what got worse. Look at what was lost before you use the new '
                 'embedding.',
 }
 

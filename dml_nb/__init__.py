@@ -71,15 +71,15 @@ Modules:
 - `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.search.card`: README.md and curves.png beside a model: what it was trained on, how, and how good it is.
-- `dml_nb.search.choices`: The device, what is done to pictures, what learns from when on, and where a log is written.
+- `dml_nb.search.choices`: The device, random changes to pictures, frozen epochs, and a log.
 - `dml_nb.search.copies`: Find pictures that differ by a shift, a little light or their compression, and measure without them.
-- `dml_nb.search.everyday`: Train on your own pictures, judge by classes that were held back, keep the best network.
-- `dml_nb.search.export`: Take a network to where there is no PyTorch, and vectors to where there are more pictures.
-- `dml_nb.search.folders`: Put every picture of a folder into an index, and find those that are like others.
-- `dml_nb.search.index`: Search by vector, picture or id, with filters, and files that a crash cannot harm
+- `dml_nb.search.everyday`: Train on your own pictures, judge by held-back classes, keep the best network.
+- `dml_nb.search.export`: Run a network without PyTorch, and move vectors into a database.
+- `dml_nb.search.folders`: Put every picture of a folder into an index, and find the most similar ones.
+- `dml_nb.search.index`: Search by vector, picture or id, with filters, in files that survive a crash.
 - `dml_nb.search.mistakes`: The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
-- `dml_nb.search.pages`: Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
-- `dml_nb.search.pictures`: Read what people have, leave out what cannot be read, hold back whole classes.
+- `dml_nb.search.pages`: The parts of every page of `dml browse`: head and links, figures, tables, small copies.
+- `dml_nb.search.pictures`: Read pictures of every kind, leave out damaged files, hold back whole classes.
 - `dml_nb.search.refine`: Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
 - `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them
 - `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected

@@ -1,8 +1,8 @@
 """`dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 
-[Where a search is wrong](58_search.mistakes.ipynb) is seen best by looking at it: `browse` serves a
-map of the pictures, lists of mistakes and the pair weights of any loss, from the folder that
-`dml index` wrote, on this machine alone, with nothing from the net.
+The mistakes of a search are [best seen by looking at them](58_search.mistakes.ipynb). `browse` serves a
+map of the pictures, lists of mistakes and the pair weights of any loss, from a folder that
+`dml index` wrote. It serves this machine only and loads nothing from the internet.
 
 Docs: https://dml-nb.github.io/dml_nb/search.browser.html.md"""
 
@@ -51,9 +51,9 @@ PER_PAGE = 60 # pictures
 # %% ../../nbs/59_search.browser.ipynb #08293765
 def difference(
     collection:Collection,
-    other:Collection, # another embedding, which should be of the same pictures
-) -> str: # '' if they are, as far as their paths tell
-    "How many pictures both indexes hold, and what is shown of them."
+    other:Collection, # another embedding, of the same pictures
+) -> str: # '' if their paths are the same
+    "A note on how many pictures both indexes hold, and which of them are shown."
     said = []
     shared = len(set(collection.paths) & set(other.paths))
     if not shared == len(collection) == len(other):
@@ -70,7 +70,7 @@ def difference(
 
 
 class Pages:
-    "What is answered to each address"
+    "The answer to each address"
     def __init__(
         self,
         collection:Collection,
@@ -79,7 +79,7 @@ class Pages:
         self.collection = collection
         self.other = other
         self.links = LINKS | ({'/compare': 'Before and after'} if other is not None else {})
-        self.noted = []                                 # what to say wherever both are shown
+        self.noted = []                                 # a note for pages that show both
         if other is not None:
             there = {path: i for i, path in enumerate(other.paths)}
             self.twin = [there.get(path) for path in collection.paths]
@@ -92,7 +92,7 @@ class Pages:
         return page(title, here, self.links, *content, **options)
 
     def waiting(self, title, here, study):
-        "Until a study is done."
+        "The page shown until a study is finished."
         if study.failed:
             return self.page(title, here, P(study.failed, cls='error'), status=500)
         return self.page(
@@ -164,7 +164,7 @@ def map_json(self:Pages, request):
 
 @patch
 def map_bin(self:Pages, request):
-    "Places of the pictures of this index, by either embedding, then their classes."
+    "Positions of the pictures of this index, in either embedding, then their classes."
     seen = self.which(request)
     xy = seen.xy
     if seen is self.other:
@@ -198,7 +198,7 @@ def item(self:Pages, i):
 
 @patch
 def of_other(self:Pages, j):
-    "Neighbours there, with pictures from here."
+    "Neighbours in the other index, shown by pictures of this one."
     place = {path: i for i, path in enumerate(self.collection.paths)}
     figures = []
     for k, similarity, right in self.other.neighbours(j, 24):
@@ -213,8 +213,8 @@ def of_other(self:Pages, j):
 @patch
 def listed(self:Pages, request, here, title, ranked, lines, text, *above, below=lambda i: (),
            script=''):
-    "As `sixty`, of those that `ranked` gives when the study is done."
-    whole_number(request.query_params.get('page'), 'page', 1)           # before it is waited for
+    "As `sixty`, for the pictures that `ranked` returns once the study is finished."
+    whole_number(request.query_params.get('page'), 'page', 1)           # checked before the wait
     study = self.collection.studied
     if not study.finished():
         return self.waiting(title, here, study)
@@ -224,7 +224,7 @@ def listed(self:Pages, request, here, title, ranked, lines, text, *above, below=
 
 @patch
 def sixty(self:Pages, request, here, title, order, lines, *above, below=lambda i: (), script=''):
-    "A page of many, sixty at a time, with `lines` and elements below each, and elements above all."
+    "One page of a long list, sixty pictures, with `lines` and elements below each."
     number = whole_number(request.query_params.get('page'), 'page', 1)
     last = max(1, math.ceil(len(order) / PER_PAGE))
     if not 1 <= number <= last:
@@ -286,7 +286,7 @@ def doubted(self:Pages, request):
 
 @patch
 def labels_csv(self:Pages, form):
-    "The table of all pictures with the corrections that a form holds. Raises `ValueError`."
+    "The table of all pictures with the corrections of a form. Raises `ValueError`."
     try:
         changes = json.loads(form.get('changes') or '{}')
     except ValueError:
@@ -312,7 +312,7 @@ def find(self:Pages, request):
 
 @patch
 def of_class(self:Pages, request, c):
-    "The pictures of a class; with `?for=` only those that are taken for another one."
+    "The pictures of a class; with `?for=` only those taken for another class."
     seen, study = self.collection, self.collection.studied
     other = whole_number(request.query_params.get('for'), 'for', -1)
     if not (0 <= c < len(seen.names) and -1 <= other < len(seen.names)):
@@ -395,8 +395,8 @@ def compare(self:Pages, request):
 # %% ../../nbs/59_search.browser.ipynb #43067405
 @patch
 def like(self:Pages, sent=None):
-    """A form that takes a picture, and what is like the one that was `sent`. Raises `ValueError` for
-    what is no picture, and for an index without its network."""
+    """A form for a picture, and the pictures most similar to the one that was `sent`. Raises
+    `ValueError` for a file that is not a picture, and for an index without its network."""
     form = Form(Input(type='file', name='picture', accept='image/*', required=True,
                       aria_label='a picture'), Button('find what is like it'),
                 method='post', action='/like', enctype='multipart/form-data', cls='bar')
@@ -446,9 +446,9 @@ def weights(self:Pages, request):
         Canvas(id='W', role='img', tabindex=0, aria_describedby='told', aria_label=(
             'weight of every pair of a batch; arrow keys go from pair to pair')),
         P(id='told', role='status'),
-        P('Each row is an anchor. Blue pairs are pulled together, orange ones pushed apart, '
-          'the fuller the colour the stronger; what has none, the loss does not see. The weight '
-          'of a pair is told where you point, tap, or go with the arrow keys.', cls='note'),
+        P('Each row is an anchor. Blue pairs are pulled together, orange pairs are pushed apart, '
+          'and a fuller colour means a stronger weight. The loss ignores white pairs. Point at a '
+          'pair, tap it, or go there with the arrow keys to see its weight.', cls='note'),
         script='/weights.js')
 
 
@@ -473,7 +473,7 @@ def text_answer(
     text:str,
     kind:str, # its media type
 ):
-    "A handler that always answers this text."
+    "A handler that always returns this text."
     def answer(request):
         return Response(text, media_type=kind)
 
@@ -484,13 +484,13 @@ def create_app(
     collection:Collection,
     other:Collection=None, # another embedding of the same pictures
 ): # a Starlette application
-    "All addresses. Only requests that name this machine are answered."
+    "The application with all addresses. It answers only requests to this machine."
     pages = Pages(collection, other)
 
     def picture(request):
         i = whole_number(request.path_params['i'], 'picture', -1)
         state = state_of(collection.file(i))
-        headers = {'Cache-Control': 'no-cache', 'ETag': state}      # ask each time if it changed
+        headers = {'Cache-Control': 'no-cache', 'ETag': state}      # check each time for changes
         if request.headers.get('if-none-match') == state:
             return Response(status_code=304, headers=headers)
         return Response(thumbnail(collection, i), media_type='image/jpeg', headers=headers)
@@ -527,7 +527,7 @@ def create_app(
 
     app = FastHTML(
         default_hdrs=False, surreal=False, htmx=False, canonical=False,
-        secret_key=secrets.token_hex(16),               # or it would write a file of its own
+        secret_key=secrets.token_hex(16),               # otherwise FastHTML writes a file
         exception_handlers={404: missing, LookupError: missing, ValueError: refused})
     app.add_middleware(
         TrustedHostMiddleware, allowed_hosts=['127.0.0.1', 'localhost', 'testserver'])
@@ -554,13 +554,13 @@ def create_app(
 def browse(
     out, # folder from `index_folder` (dml index)
     other=None, # another index of the same pictures, to compare with
-    port:int=8000, # of this machine; 0: any that is free
-    ready=None, # called with the address when it answers
+    port:int=8000, # of this machine; 0: any free port
+    ready=None, # function called with the address once it answers
 ):
     """Serve the pages on 127.0.0.1 until Ctrl-C.
 
-    Raises `FileNotFoundError` where there is no index, `ValueError` for a damaged one, `OSError`
-    for a port that is taken."""
+    Raises `FileNotFoundError` if there is no index, `ValueError` for a damaged one, `OSError` for
+    a port in use."""
     import socket
 
     import uvicorn

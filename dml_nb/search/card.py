@@ -1,7 +1,7 @@
 """README.md and curves.png beside a model: what it was trained on, how, and how good it is.
 
-Whoever finds a model in a folder, a year later or on a hub, has to know what it is. `dml train`
-writes `README.md` and `curves.png` beside the network; `dml evaluate` adds what it measured.
+If you find a model in a folder a year later, or on a hub, you need to know what it is. `dml train`
+writes `README.md` and `curves.png` beside the network, and `dml evaluate` adds its measurements.
 
 Docs: https://dml-nb.github.io/dml_nb/search.card.html.md"""
 
@@ -54,7 +54,7 @@ def draw_curves(
 def as_text(
     value,
 ) -> str:
-    "One line in which no character means anything to Markdown."
+    "One line with the special characters of Markdown escaped."
     line = ' '.join(str(value).split())
     return re.sub(r'([\\`*_{}\[\]<>|#~$])', r'\\\1', line)
 
@@ -85,7 +85,7 @@ JUDGES = {
 def data_rows(
     record:dict, # of training.json
 ) -> list: # rows of a table
-    "What was trained on"
+    "The training data"
     settings, sizes = record['settings'], record.get('sizes', {})
     data = settings['data']
     rows = [('source', f"{as_text(data['name'])}, SHA-256 {str(data['sha256'])[:16]}")]
@@ -107,7 +107,7 @@ def data_rows(
 def training_rows(
     record:dict, # of training.json
 ) -> list: # rows of a table
-    "How it was trained"
+    "The settings of the training"
     settings = record['settings']
     asked, frozen = settings['epochs'], settings.get('freeze', 0)
     when = 'in all epochs' if frozen >= asked else f'in the first {frozen} epochs'
@@ -129,7 +129,7 @@ def training_rows(
 def where_measured(
     facts:dict, # date, versions, command
 ) -> str: # Markdown
-    "When, with which versions and by which command"
+    "When, with which versions and by which command it was measured"
     known = [f'{name} {facts["versions"][name]}' for name in ('dml_nb', 'torch', 'python')
              if facts.get('versions', {}).get(name)]
     said = 'Measured' + (f" on {facts['date']}" if facts.get('date') else '')
@@ -173,8 +173,8 @@ LIMITS = (
     'cameras and places; measure others with `dml evaluate` before you rely on it. {judges} The '
     'epoch that was kept is the one that did best on what judged it, so its numbers are a little '
     'too good. Without a threshold (`dml evaluate --false-accepts`) a search gives the nearest '
-    'pictures, also where nothing like the query is there. What the pictures of training do not '
-    'show, the network does not know, and what they show too often it overrates. It compares '
+    'pictures, even if nothing like the query is there. The network does not know what the '
+    'training pictures do not show, and it overrates what they show too often. It compares '
     'pictures; it does not say who or what is in them, and no decision about people should rest on '
     'it.')
 
@@ -184,7 +184,7 @@ def card_text(
     record:dict, # of training.json, of a finished training
     evaluations:list=(), # as `add_evaluation` keeps them
     curves:bool=True, # whether curves.png lies beside it
-    place:str='', # of the folder, as it was typed
+    place:str='', # path of the folder, as the user typed it
 ) -> str: # Markdown
     "README.md of a model."
     settings, before, best = (record[key] for key in ('settings', 'before', 'best'))
@@ -195,7 +195,7 @@ def card_text(
                 shlex.join(['dml', 'search', 'index', 'photo.jpg'])]
     numbers = [(text, percent(row['recall@1']), percent(row['map@r'])) for text, row in (
         ('before training', before), (f"after epoch {best['epoch']}, which is kept", best))]
-    judges = 'Those of the training say nothing of classes that are not in it.'
+    judges = 'Those of the training say nothing about classes that are not in it.'
     if settings['held_back'] == 'class':
         judges = 'Those of the training are of classes that were held back.'
     parts = [
@@ -220,10 +220,10 @@ def card_text(
     return '\n\n'.join(parts) + '\n'
 
 
-#: What a model hub reads, and by which a card of ours is known.
+#: Read by model hubs; it also identifies a card that this page wrote.
 MARK = '\n'.join(['---', 'library_name: dml_nb', 'pipeline_tag: image-feature-extraction',
                   'tags: [metric-learning, image-retrieval]', '---'])
-#: Below it is what people add.
+#: What people add stands below this line.
 END = '<!-- dml writes what is above; what you add below stays -->'
 NEWLINE = '\n'
 
@@ -232,7 +232,7 @@ def read_json(
     path:Path,
     default,
 ):
-    "What a file holds; the default where there is none or it is damaged."
+    "Content of a file, or the default if it is missing or damaged."
     try:
         return json.loads(text_of(path)) if path.is_file() else default
     except ValueError:
@@ -242,8 +242,8 @@ def read_json(
 def write_card(
     out:Path, # folder of the model
 ):
-    """README.md, of a finished training. Warns where another one is in its place. Raises `OSError`
-    naming the file that cannot be written."""
+    """Writes README.md for a finished training. Warns if a README.md by someone else is there.
+    Raises `OSError` naming a file that it cannot write."""
     record, path = read_json(out/'training.json', {}), out/'README.md'
     if not record.get('finished'):
         return
@@ -260,16 +260,16 @@ def write_card(
     write_atomically(path, (text + f'\n{END}{own or NEWLINE}').encode('utf-8', 'replace'))
 
 
-QUESTION = 'data', 'part', 'gallery', 'groups', 'command' # what makes two measurements the same
+QUESTION = 'data', 'part', 'gallery', 'groups', 'command' # equal for two measurements of the same kind
 
 
 def add_evaluation(
     out:Path, # folder of the model
     facts:dict, # data, part, pictures, measures, intervals, as `dml evaluate` prints them
-    command:str=None, # that measured it
+    command:str=None, # that made the measurement
 ):
-    """Keep a measurement in evaluations.json and renew README.md; only where a training was. Warns
-    where that cannot be written."""
+    """Keep a measurement in evaluations.json and write README.md anew, if the folder holds a
+    training. Warns if the files cannot be written."""
     if not (out/'training.json').is_file():
         return
     own = dict(facts, date=datetime.now(timezone.utc).strftime('%Y-%m-%d'), versions=versions(),

@@ -1,8 +1,7 @@
-"""The device, what is done to pictures, what learns from when on, and where a log is written.
+"""The device, random changes to pictures, frozen epochs, and a log.
 
-What `train_embedder`, on [the page after the next](58_search.everyday.ipynb), and `dml train` take
-beside data, network and loss: `device`, `augment`, `freeze` and `log`. Each is checked before any
-picture is read.
+`train_embedder` ([two pages on](58_search.everyday.ipynb)) and `dml train` take four choices beside data,
+network and loss: `device`, `augment`, `freeze` and `log`. Each is checked before any picture is read.
 
 Docs: https://dml-nb.github.io/dml_nb/search.choices.html.md"""
 
@@ -31,7 +30,7 @@ from ..support.validate import check_choice
 def check_device(
     device=None, # 'cpu', 'cuda', 'cuda:1', 'mps'; None: the GPU if there is one
 ) -> torch.device:
-    "Raises `ValueError` for another name, and for a device that this machine does not have."
+    "Raises `ValueError` for any other name, and for a device that this machine does not have."
     if device is None:
         return torch.device(default_device())
     wanted = re.fullmatch(r'(cpu|mps|cuda)(?::(\d+))?', str(device))
@@ -52,7 +51,7 @@ def strong(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
 ) -> Tensor: # (B, C, H, W)
-    "Twice as far turned, resized and moved as `jitter_images` does it, every second one mirrored."
+    "Turned, resized and moved twice as far as by `jitter_images`, and half of them mirrored."
     x = jitter_images(x, generator, degrees=30., grow=.2, shift=.16)
     return crop_and_flip(x, generator, x.shape[-2:])
 
@@ -63,15 +62,15 @@ AUGMENTATIONS = 'auto', 'none', 'shift', 'jitter', 'flip', 'strong'
 def check_augment(
     name:str, # in `AUGMENTATIONS`
 ):
-    "Raises `ValueError` for another name."
+    "Raises `ValueError` for any other name."
     check_choice('augment', name, *AUGMENTATIONS)
 
 
 def augmentation(
     name:str, # in `AUGMENTATIONS`
-    picture:Tensor, # (C, H, W), or (F,): one of those of training
+    picture:Tensor, # (C, H, W), or (F,): a training picture
 ): # function (x, generator) -> x for batches, or None
-    "Raises `ValueError` for another name, and for vectors, which cannot be turned or moved."
+    "Raises `ValueError` for any other name, and for vectors, which cannot be turned or moved."
     check_augment(name)
     if picture.ndim == 1:
         if name not in ('auto', 'none'):
@@ -88,9 +87,9 @@ def augmentation(
 
 # %% ../../nbs/58_search.choices.ipynb #cf92f83f
 class FreezeBody(Callback):
-    "The body of the `Embedder` learns nothing in the first epochs"
+    "Freezes the body of the `Embedder` in the first epochs"
     def __init__(self,
-        epochs:int, # how many
+        epochs:int, # number of frozen epochs
     ):
         self.epochs = epochs
 
@@ -104,7 +103,7 @@ LOGS = 'tensorboard', 'wandb'
 def check_log(
     log=None, # in `LOGS`, or None
 ):
-    "Raises `ValueError` for another name, and where its package is not installed."
+    "Raises `ValueError` for any other name, and if its package is not installed."
     check_choice('log', log, *LOGS, None)
     if log is None:
         return
@@ -121,7 +120,7 @@ def log_callbacks(
     out:Path, # folder of the model
     settings:dict, # of the training, JSON values
 ): # gives a list of callbacks
-    "Inside, a training with these callbacks is logged; a log that was begun is closed."
+    "Callbacks that log a training inside the block. The log is closed at its end."
     if log == 'tensorboard':
         callback = import_module('fastai.callback.tensorboard')
         board = callback.TensorBoardCallback(out/'logs', trace_model=False, log_preds=False)

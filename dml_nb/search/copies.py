@@ -1,7 +1,7 @@
 """Find pictures that differ by a shift, a little light or their compression, and measure without them.
 
-Photographs come in bursts, and collections hold one picture twice. Such near-copies find each other
-whatever the network has learnt, so they flatter a measure. `copies_among` finds them by their
+Photographs come in bursts, and collections hold the same picture twice. Such near-copies find each other
+whatever the network has learnt, so they make a measure look too good. `copies_among` finds them by their
 pixels, `without_copies` measures a search as if they were not there, and `find_duplicates` lists those
 of a folder.
 
@@ -61,7 +61,7 @@ def blurred(
 def detail_of(
     grey:Tensor, # (N, 32, 32)
 ) -> Tensor: # (N, 32, 32); 0 where there is too little
-    "What a Gaussian blur takes away"
+    "What a Gaussian blur removes"
     detail = grey - blurred(grey, BLUR)
     fine = (grey - blurred(grey, 1.)).square().mean((1, 2))
     vague = fine < FINE * detail.square().mean((1, 2))
@@ -70,7 +70,7 @@ def detail_of(
 
 def grey_of(
     images:ImageSet,
-): # (N, 32, 32) tensor, or None for vectors and for pictures of no one size or too small a one
+): # (N, 32, 32) tensor, or None for vectors and for pictures of several sizes or too small
     sides = images.source.shape[1:]
     if not sides or None in sides or min(sides) < SMALLEST:
         return None
@@ -84,7 +84,7 @@ INNER = SIDE - 2 * SHIFT                                # side of the middle
 def window_lengths(
     detail:Tensor, # (N, 32, 32)
 ) -> Tensor: # (N, 9, 9)
-    "How much each window of 24 × 24 deviates from its mean"
+    "The length of each window of 24 × 24 after its mean is subtracted"
     def sums(x):
         c = F.pad(x.double().cumsum(1).cumsum(2), (1, 0, 1, 0))
         rows = c[:, INNER:] - c[:, :-INNER]
@@ -98,7 +98,7 @@ def likeness(
     b:Tensor, # (P, 32, 32) detail
     lengths:Tensor, # (P, 9, 9) of b
 ) -> Tensor: # (P,) up to 1
-    "Eq. (1)"
+    "The correlation at the best shift, Eq. (1)"
     middle = a[:, SHIFT:-SHIFT, SHIFT:-SHIFT]
     middle = middle - middle.mean((1, 2), keepdim=True)
     middle = middle / middle.flatten(1).norm(dim=1).clamp(min=1e-3)[:, None, None]
@@ -136,7 +136,7 @@ def candidates(
     x:Tensor, # (N, D) unit rows
     k:int, # for each row
     block:int=1024, # rows at once
-) -> tuple: # (N, k) cosines and places, the nearest other row first; fewer columns of few rows
+) -> tuple: # (N, k) cosines and places, the nearest other row first; k is at most N − 1
     k = min(k, len(x) - 1)
     cosines, places = [], []
     for lo in range(0, len(x), block):
@@ -165,7 +165,7 @@ def usual_likeness(
 
 def copies_among(
     grey:Tensor, # (N, 32, 32) from `grey_of`
-    least:float=None, # likeness of near-copies; None: by what is usual in the data
+    least:float=None, # least likeness of near-copies; None: from what is usual in the data
 ) -> tuple: # (P, 2) places, the first below the second; (P,) likeness; least
     "Pairs of near-copies. Raises `ValueError` for a least likeness outside of 0 to 1."
     if least is not None:
@@ -173,7 +173,7 @@ def copies_among(
     detail = detail_of(grey)
     lengths = window_lengths(detail)
     cosines, places = candidates(fingerprints(grey), 2 * CANDIDATES)
-    if not places.shape[1]:                             # a picture alone
+    if not places.shape[1]:                             # a single picture
         return torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0), least or .98
     if least is None:
         least = min(.98, 1 - (1 - usual_likeness(detail, lengths, places)) / 5)
@@ -188,7 +188,7 @@ def copies_among(
 def linked(
     count:int, # N
     pairs, # (P, 2) places
-) -> np.ndarray: # (N,) codes of groups, a group of its own for what is in no pair
+) -> np.ndarray: # (N,) codes of groups; a picture in no pair has its own group
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     pairs = np.asarray(pairs)
@@ -198,8 +198,8 @@ def linked(
 # %% ../../nbs/59_search.copies.ipynb #8abf0bec
 def groups_of_either(
     codes, # (N,) groups
-    others, # (N,) groups too, negative for none; or None
-) -> np.ndarray: # (N,) groups that hold both
+    others, # (N,) other groups, negative for none; or None
+) -> np.ndarray: # (N,) groups that join both
     if others is None:
         return codes
     count, known = len(codes), np.asarray(others) >= 0
@@ -216,11 +216,11 @@ def without_copies(
     sides:dict, # the other arguments of `evaluate`: groups, gallery, ...
     report:RetrievalReport, # of those
     grey, # (B, 32, 32) from `grey_of`, or None
-    grey_of_gallery=None, # (G, 32, 32), where there is a gallery
-): # dict: least, queries, before, share, recall@1, interval, unmatched; None: pixels cannot tell
-    """What near-copies do to R@1: `queries` have one, `share` of the right answers are one, and
-    recall@1 is what was `before` without them, for all queries but those `unmatched` then; None if
-    no other is left."""
+    grey_of_gallery=None, # (G, 32, 32), if there is a gallery
+): # dict: least, queries, before, share, recall@1, interval, unmatched; None: no pixels to compare
+    """The effect of near-copies on R@1: `queries` have one, and a `share` of the right answers are
+    one. R@1 is `before` with them and `recall@1` without them, for all queries except the
+    `unmatched`, which then have nothing to find. It is None if no query is left."""
     alone = sides.get('gallery') is None
     if grey is None or not alone and grey_of_gallery is None:
         return None
@@ -267,14 +267,14 @@ def read_small(file) -> Tensor: # (32, 32); or the error that says why it cannot
 
 def find_duplicates(
     data, # a folder, a zip or a table of pictures, as `load_data` takes it
-    least:float=None, # likeness of near-copies; None: by what is usual in the data
+    least:float=None, # least likeness of near-copies; None: from what is usual in the data
     tell=None, # (pictures read, of all) -> None
-    **rule, # what says the classes: depth=, columns=, images=
+    **rule, # how classes are decided: depth=, columns=, images=
 ) -> dict: # root, pictures, least, groups, rows: [file, label, group], skipped: {file: why}
-    """Groups of near-copies, the largest first: each a dict of files and the lowest likeness of
-    two that are near-copies. A row's group is called by the first file of it.
+    """Groups of near-copies, the largest first: each a dict of its files and the lowest likeness of
+    two near-copies in it. In `rows`, the name of a group is its first file.
 
-    Raises `FileNotFoundError` for no such place, `ValueError` where no picture can be read."""
+    Raises `FileNotFoundError` if there is no such place, `ValueError` if no picture can be read."""
     base, names, said_of = located(data, {}, **rule)
     labels = [said['label'] for said in said_of]
     read = []
@@ -288,7 +288,7 @@ def find_duplicates(
         raise ValueError(f'images: expected pictures in {data}, none could be read')
     grey = torch.stack([read[i] for i in fine])
     pairs, alike, least = copies_among(grey, least)
-    _, kinds = grey.flatten(1).unique(dim=0, return_inverse=True)       # what is there twice is a
+    _, kinds = grey.flatten(1).unique(dim=0, return_inverse=True)       # an equal picture is a
     order = kinds.sort(stable=True).indices                             # copy, however vague
     twice = torch.stack([order[:-1], order[1:]], 1)[kinds[order].diff() == 0]
     pairs, alike = torch.cat([pairs, twice]), torch.cat([alike, torch.ones(len(twice))])
@@ -311,10 +311,10 @@ def find_duplicates(
 
 def duplicates_table(
     found:dict, # from `find_duplicates`
-    path, # of a CSV, replaced if it is there
-    columns:dict=None, # {'file': name, 'label': name}, as those of the table that was read
+    path, # of a CSV file, replaced if it exists
+    columns:dict=None, # {'file': name, 'label': name}, as in the table that was read
 ):
-    "Every picture with its class and its group. Raises `OSError` naming a file it cannot write."
+    "A table of pictures, classes and groups. Raises `OSError` naming a file that it cannot write."
     text, names = StringIO(), dict(file='file', label='label') | (columns or {})
     heads = [names['file'], names['label'], 'group']
     csv.writer(text, lineterminator='\n').writerows([heads, *found['rows']])
@@ -328,7 +328,8 @@ def duplicates_page(
 ):
     """A page with the pictures of each group.
 
-    Raises `ValueError` for a file there that is no page, `OSError` naming one it cannot write."""
+    Raises `ValueError` if the path is a file of another kind, `OSError` naming a file that it
+    cannot write."""
     check_page(path)
     groups = found['groups']
     first = (f"{len(groups):,} groups of near-copies among {found['pictures']:,} pictures, by a "

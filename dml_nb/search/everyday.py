@@ -1,9 +1,10 @@
-"""Train on your own pictures, judge by classes that were held back, keep the best network.
+"""Train on your own pictures, judge by held-back classes, keep the best network.
 
-`train_embedder` takes a folder of pictures to a network that finds like ones: it begins with one
-that came with weights, holds back whole classes to see whether it learnt anything that carries
-over, stops when it no longer does, and keeps the best. The command `dml train` calls it;
-[an index](58_search.folders.ipynb) of the folder comes next.
+`train_embedder` trains a network on your labelled pictures so that it finds similar ones. It starts
+from pretrained weights if there are any, and holds back whole classes to see whether the network
+learns something that carries over to new classes. It stops when that no longer improves, and keeps the
+best network. The command `dml train` calls it. The next step is [an index](58_search.folders.ipynb) of
+the folder.
 
 Docs: https://dml-nb.github.io/dml_nb/search.everyday.html.md"""
 
@@ -54,7 +55,7 @@ from .pictures import TRAINED, hold_back, keep_trained
 def check_body(
     body:str, # as in `usual_network`
 ):
-    "Raises `ValueError` for an unknown name, with the known ones that are nearest to it."
+    "Raises `ValueError` for an unknown name, and suggests similar ones."
     known = ['auto', *SMALL, *BODIES]
     if body not in known and not is_timm(body):
         near = ', '.join(get_close_matches(body, known))
@@ -89,7 +90,7 @@ def usual_network(
 def kept_hash(
     folder:Path, # of the embedder
 ) -> str: # 64 hexadecimal digits
-    "Of the network that a training has kept. Raises `ValueError` if it is not there or damaged."
+    "Hash of the network that a training kept. Raises `ValueError` if it is missing or damaged."
     try:
         return load_embedder(folder).sha256()
     except (ValueError, OSError) as error:
@@ -97,7 +98,7 @@ def kept_hash(
 
 
 class KeepBest(TrackerCallback):
-    "Writes the embedder whenever retrieval of what is held back is better than ever"
+    "Writes the embedder whenever the held-back pictures are found better than ever before"
     order = 61                                          # before early stopping may end the epoch
 
     def __init__(self,
@@ -121,7 +122,7 @@ class KeepBest(TrackerCallback):
 
 
 class StopEarly(EarlyStoppingCallback):
-    "fastai's, without its line about the best epoch, which counts epochs from 0"
+    "The callback of fastai without its printed line, which counts epochs from 0"
     def after_epoch(self):
         with redirect_stdout(StringIO()):
             super().after_epoch()
@@ -129,7 +130,7 @@ class StopEarly(EarlyStoppingCallback):
 # %% ../../nbs/58_search.everyday.ipynb #173907d1
 def epoch_row(
     learn, # a Learner
-    epoch:int, # one that is over, counted from 0
+    epoch:int, # that has ended, counted from 0
 ) -> dict: # epoch (counted from 1), loss, recall@1, map@r
     loss, _, recall, map_at_r = learn.recorder.values[epoch]
     return {'epoch': epoch + 1, 'loss': float(loss), 'recall@1': float(recall),
@@ -137,7 +138,7 @@ def epoch_row(
 
 
 class Tell(Callback):
-    "Tells a function where training stands, after each batch and each epoch"
+    "Calls a function after each batch and each epoch, with the progress so far"
     order = 62                                          # likewise
 
     def __init__(self,
@@ -158,28 +159,28 @@ def write_record(
     path:Path, # of training.json
     record:dict, # settings and what was reached
 ):
-    "The file, in its folder, which is made if need be."
+    "Write the file, and create its folder if it does not exist."
     settings = record['settings']
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record, seed=settings['seed'], data=settings['data'])
 
 
-#: Settings that a record of before they were there does not name.
+#: Settings that records of older versions do not have.
 BEFORE = dict(depth=1, augment='auto', freeze=0)
-#: Settings that may be others when a training goes on.
+#: Settings that may change when a training resumes.
 ANYWHERE = 'device', 'workers'
 
 
 def begin_record(
     path:Path, # of training.json
     settings:dict, # what decides the training, JSON values
-    fresh:bool, # forget what is there
-) -> dict: # what is there: settings, curve, finished
-    """What was done so far. Raises `ValueError` naming what differs from a training that is there,
-    for a damaged file, and where a finished training has lost its network."""
+    fresh:bool, # discard what is there
+) -> dict: # the record: settings, curve, finished
+    """The record of the training so far. Raises `ValueError` naming what differs from the training
+    in the folder, for a damaged file, and if a finished training has lost its network."""
     if fresh:
         path.unlink(missing_ok=True)
-    if not path.is_file():                              # also where --fresh was stopped before
+    if not path.is_file():                              # also if --fresh was interrupted here
         remove_checkpoints(path.parent/'checkpoints')
         (path.parent/'embedder'/'embedder.json').unlink(missing_ok=True)
         for name in (TRAINED, 'evaluations.json', 'logs/events.out.tfevents.*'):
@@ -215,7 +216,7 @@ def begin_record(
                       'trains it anew', stacklevel=3)
         if not finished and code_hash() not in codes:
             record['code'] = ', '.join([*codes, code_hash()])
-            write_record(path, record)                  # now: it may be stopped before the end
+            write_record(path, record)                  # now, because it may be interrupted
     if not finished:
         record['settings'] = settings
     return record
@@ -256,7 +257,7 @@ def loss_for(
 
 def origin_of(
     images:ImageSet,
-) -> dict: # data: name and SHA-256; what says the classes, the groups and the levels, if anything
+) -> dict: # data: name and SHA-256; and how classes, groups and levels were decided, if known
     rule = {name: getattr(images, name)
             for name in ('depth', 'columns', 'group', 'multi_label', 'levels')}
     known = {name: value for name, value in rule.items() if value is not None}
@@ -268,7 +269,7 @@ def of_structure(
     images:ImageSet,
     coarse:float, # weight of a level, over that of the next finer one
 ) -> nn.Module:
-    "The loss on the sets or levels of the labels, if they have any. Raises as `check_inner`."
+    "The loss for sets or levels of labels, if the data have any. Raises as `check_inner`."
     if isinstance(loss, (Shares, Levels)):
         return loss
     if is_sets(images.labels):
@@ -289,14 +290,14 @@ def careful_learner(
     per_class:int, # M: pictures of each
     patience:int, # epochs without a better result before it stops
     seed:int=0,
-    tell=None, # as in `train_embedder`, and so are the others
+    tell=None, # as in `train_embedder`, like the following
     device=None,
     workers:int=0,
     augment:str='auto',
     freeze:int=0,
     log=(), # callbacks from `log_callbacks`
 ): # Learner
-    "A Learner that keeps the best, stops when it gets no better, and can go on after a stop."
+    "A Learner that keeps the best network, stops early, and can resume."
     dls = metric_dataloaders(
         train, valid, classes, per_class, seed=seed, augment=augmentation(augment, train[0][0]),
         num_workers=workers, device=device)
@@ -317,7 +318,7 @@ def fit_and_record(
     record:dict, # from `begin_record`
     path:Path, # of training.json
 ):
-    "Adds to the record, in place: before, curve, best, seconds, hash of the embedder, finished."
+    "Train, and add to the record: before, curve, best, seconds, hash of the embedder, finished."
     settings = record['settings']
     if 'before' not in record:
         z, labels = learn.embed()
@@ -340,7 +341,7 @@ def fit_and_record(
 # %% ../../nbs/58_search.everyday.ipynb #67b898f5
 def train_embedder(
     images:ImageSet, # labelled, of one size
-    out, # folder of the embedder and of what it takes to go on, made if need be
+    out, # folder of the embedder and of what it needs to resume, created if it does not exist
     loss=None, # of `dml_nb.losses`, or a function of classes and dim; None: `DEFAULT_LOSS`
     body:str='auto', # as in `create_embedder`; 'auto': by the kind of pictures
     weights:str='auto', # of the body: 'none', 'imagenet', 'DEFAULT', a path; 'auto': pretrained
@@ -350,27 +351,27 @@ def train_embedder(
     classes:int=12, # P: classes in a batch, or all there are
     per_class:int=4, # M: pictures of each
     lr:float=None, # the highest of one cycle; None: 3e-4 for a pretrained body, else 3e-3
-    held_out:float=.2, # share of the classes by which it is judged
-    seed:int=0, # of what is held back, new weights and batches
-    fresh:bool=False, # begin anew although the folder holds a training
+    held_out:float=.2, # share of the classes held back to judge by
+    seed:int=0, # decides what is held back, new weights and batches
+    fresh:bool=False, # begin anew even if the folder holds a training
     device=None, # 'cpu', 'cuda', 'cuda:1', 'mps'; None: the GPU if there is one
-    workers:int=0, # processes that read pictures beside the one that trains
-    augment:str='auto', # 'none', 'shift', 'jitter', 'flip', 'strong'; 'auto': by kind of pictures
-    freeze:int=0, # epochs in which the body learns nothing; the network then has a head
-    log:str=None, # 'tensorboard' or 'wandb': where curves are written, too
-    command:str=None, # that asked for it, for README.md
+    workers:int=0, # extra processes that read pictures
+    augment:str='auto', # 'none', 'shift', 'jitter', 'flip', 'strong'; 'auto': by kind of picture
+    freeze:int=0, # first epochs in which the body learns nothing; the network then has a head
+    log:str=None, # 'tensorboard' or 'wandb': where curves are also written
+    command:str=None, # the command line, for README.md
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'
     coarse:float=.2, # weight of each level of classes over that of the next finer one
 ) -> dict: # settings, curve, before, best, seconds, embedder, finished: as in `training.json`
-    """Train, judge by held-back classes, keep the best in `out/embedder`, go on after a stop.
+    """Train, judge by held-back classes, keep the best in `out/embedder`, resume if interrupted.
 
-    With sets of labels the loss is given as `Shares`, with classes above the classes as `Levels`.
+    For sets of labels the loss is wrapped in `Shares`, for classes on several levels in `Levels`.
 
-    Beside it are a card of the model (README.md) and its curves (curves.png).
+    Also writes a card of the model (README.md) and its curves (curves.png).
 
-    Raises `ValueError` for a setting that is wrong, for data that cannot be trained on and for a
-    folder with another training or without the network of a finished one, `OSError` for weights or
-    files that cannot be had and for a folder that another process is writing."""
+    Raises `ValueError` for a wrong setting, for data that cannot be trained on, and for a folder
+    with another training or without the network of a finished one. Raises `OSError` for weights or
+    files that cannot be read or written, and for a folder that another process is writing."""
     check_number('lr', 1. if lr is None else lr, above=0)
     check_number('coarse', coarse, lo=0)
     check_number('workers', workers, lo=0, integer=True)

@@ -1,7 +1,7 @@
-"""Take a network to where there is no PyTorch, and vectors to where there are more pictures.
+"""Run a network without PyTorch, and move vectors into a database.
 
 `export_onnx` writes an embedder as a file that [onnxruntime](https://onnxruntime.ai) and many
-other programs run without PyTorch, after a check that it gives the same. `export_parquet` writes
+other programs run without PyTorch, and checks first that the results are the same. `export_parquet` writes
 an index as a table, which databases read. Both need `pip install "dml_nb[export]"`.
 
 Docs: https://dml-nb.github.io/dml_nb/search.export.html.md"""
@@ -30,7 +30,7 @@ from .index import EmbeddingIndex
 
 # %% ../../nbs/59_search.export.ipynb #e59a0008
 class Exported(nn.Module):
-    "An embedder in evaluation mode, in as few operations as it takes"
+    "An embedder in evaluation mode, reduced to the operations it needs"
 
     def __init__(self, embedder:Embedder):
         super().__init__()
@@ -41,7 +41,7 @@ class Exported(nn.Module):
 
 
 def check_extra(*modules):
-    "Raises `ImportError` that names the extra."
+    "Raises `ImportError` naming the extra if a module is missing."
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise ImportError(f"export: expected the extra export, {' and '.join(missing)} "
@@ -76,14 +76,14 @@ def largest_difference(
 # %% ../../nbs/59_search.export.ipynb #e59a0009
 def export_onnx(
     embedder, # an `Embedder`, or the folder of one
-    path, # of the file, *.onnx; a .json of the same name comes beside it
-    pictures=None, # to compare on, as in `embed`, the first 32 of them; None: five random ones
-    tolerance:float=1e-4, # largest difference of a number in an embedding
-) -> dict: # what the .json says
-    """Write an embedder as ONNX that onnxruntime runs as PyTorch does, and what pictures it takes.
+    path, # of the file, *.onnx; a .json of the same name is written beside it
+    pictures=None, # to compare on, as in `embed`; the first 32 count; None: five random pictures
+    tolerance:float=1e-4, # largest difference allowed in any number of an embedding
+) -> dict: # content of the .json file
+    """Write an embedder as ONNX, checked against PyTorch, and a JSON file about its input.
 
-    Raises `ImportError` without the extra, `ValueError` for a body whose pictures are unknown and
-    where the results differ, `OSError` naming a file that cannot be written."""
+    Raises `ImportError` without the extra, `ValueError` for a body with an unknown kind of input
+    and if the results differ, `OSError` naming a file that cannot be written."""
     check_extra('onnx', 'onnxscript', 'onnxruntime')
     if not isinstance(embedder, Embedder):
         embedder = load_embedder(embedder)
@@ -119,7 +119,7 @@ def export_onnx(
 def columns_of(
     metadata:list, # JSON values
 ) -> dict: # name -> list
-    "What dictionaries of the same names hold; anything else in one column `metadata`, as JSON."
+    "A column for each name that all dictionaries share; otherwise one column `metadata`, as JSON."
     names = list(metadata[0]) if metadata and isinstance(metadata[0], dict) else []
     if any(not isinstance(fact, dict) or list(fact) != names for fact in metadata) or not names:
         return {'metadata': [json.dumps(fact) for fact in metadata]}
@@ -137,9 +137,8 @@ def export_parquet(
 ) -> dict: # rows, dim, columns: names
     """Write ids, metadata and vectors of unit length as a table, in order of the ids.
 
-    Raises `ImportError` without the extra, `FileNotFoundError` where there is no index,
-    `ValueError` for a damaged one and another ending, `OSError` naming a file that cannot be
-    written."""
+    Raises `ImportError` without the extra, `FileNotFoundError` if there is no index, `ValueError`
+    for a damaged one and for another ending, `OSError` naming a file that cannot be written."""
     check_extra('pyarrow')
     import pyarrow as pa
     from pyarrow import parquet

@@ -1,7 +1,8 @@
-"""Put every picture of a folder into an index, and find those that are like others.
+"""Put every picture of a folder into an index, and find the most similar ones.
 
-`index_folder` puts every picture of a folder into an index, and `search_folder` finds the like of
-others in it. Neither needs fastai: the network comes from a file, and `dml search` answers soon.
+`index_folder` puts every picture of a folder into an index, and `search_folder` finds the pictures
+most similar to others. Neither needs fastai: the network comes from a file, so `dml search` answers
+quickly.
 
 Docs: https://dml-nb.github.io/dml_nb/search.folders.html.md"""
 
@@ -52,7 +53,7 @@ def embed_in_parts(
     bs:int, # pictures at once
     tell=None, # (files done, of all) -> None
 ) -> tuple: # as `embed_part`
-    "By the processes of joblib's backend. Each part takes the network along."
+    "As `embed_part`, in the processes of joblib's backend. Each part carries the network with it."
     from joblib import Parallel, delayed
     parts = [files[lo:lo + 16 * bs] for lo in range(0, len(files), 16 * bs)]
     found = Parallel(return_as='generator')(
@@ -73,10 +74,10 @@ def embed_readable(
     bs:int=64, # pictures at once
     tell=None, # (files done, of all) -> None
     kept=None, # `KeptPixels` of earlier commands, or None
-) -> tuple: # (N, dim) embeddings; which files they are of; {file: why it was left out}
-    """Embeddings of all files that are pictures; in the processes of a cluster where
+) -> tuple: # (N, dim) embeddings; their files; {file: why it was left out}
+    """Embeddings of all files that are pictures. Runs in the processes of a cluster if
     `joblib.parallel_config` names one."""
-    from joblib import effective_n_jobs                     # a search does without
+    from joblib import effective_n_jobs                     # a search does not need it
     if effective_n_jobs(None) == 1:
         z, faults = embed_part(embedder, files, bs, tell=tell, kept=kept)
     else:
@@ -90,12 +91,12 @@ def index_to_follow(
     out, # folder of the index
     kind, # as in `index_folder`
     root:str, # where the pictures lie
-    fresh:bool, # a new one in any case
-) -> EmbeddingIndex: # the one that is there if it is of this network, else a new one
-    "Raises `ValueError` where there is one of another folder."
+    fresh:bool, # always a new one
+) -> EmbeddingIndex: # the one in the folder if it is of this network, else a new one
+    "Raises `ValueError` if the folder holds an index of other pictures."
     try:
         index, there = index_of_pictures(out)
-    except (FileNotFoundError, ValueError):                 # none there, or a damaged one
+    except (FileNotFoundError, ValueError):                 # none, or a damaged one
         return EmbeddingIndex(embedder.dim, kind or 'flat', embedder)
     new = EmbeddingIndex(embedder.dim, kind or index.kind, embedder)
     if fresh:
@@ -113,13 +114,13 @@ def index_to_follow(
 
 def path_of(
     data, # as `load_data` takes it, or a picture
-): # without the name of a source before it
+): # without the name of a source in front
     with suppress(ValueError):
         return name_and_path(data)[1] or data
     return data
 
 
-def is_there(path:str) -> bool: # also in a zip
+def is_there(path:str) -> bool: # in a folder or in a zip
     return any(place.is_file() for place in (Path(path), *Path(path).parents))
 
 
@@ -141,7 +142,7 @@ def bring_up_to_date(
     others=(), # names that stay although they are not among the files
     **options, # of `embed_readable`
 ) -> dict: # as `index_folder`, without root
-    "Embed what is new or changed, take out what is gone. Raises `ValueError` if no file is left."
+    "Embed new and changed files, and remove missing ones. Raises `ValueError` if no file is left."
     known = {fact['path']: (id, fact) for id, fact in zip(index._ids, index._metadata)}
     state = states_of(files)                                # before anything is read
     same = {name for name in files if name in known and state.get(name)
@@ -177,24 +178,24 @@ def bring_up_to_date(
 # %% ../../nbs/58_search.folders.ipynb #cf37bc2b
 def index_folder(
     embedder:Embedder,
-    folder, # of pictures, at any depth; or a zip or a table, as `load_data` takes it, or one file
-    out, # folder of the index, made if need be
-    kind:str=None, # as in `EmbeddingIndex`; None: as that of the index that is there, or 'flat'
-    tell=None, # (files embedded, of all that need be) -> None
+    folder, # of pictures, at any depth; or a zip, a table or one file, as `load_data` takes it
+    out, # folder of the index, created if it does not exist
+    kind:str=None, # as in `EmbeddingIndex`; None: that of an index already there, or 'flat'
+    tell=None, # (files embedded, files to embed) -> None
     depth=None, # of the folders that are the labels; None: as in the embedder's training
     kept=None, # `KeptPixels` of earlier commands, or None
-    columns=None, # what those of a table are called; None: as in the embedder's training
-    images=None, # where the pictures of a table lie; None: beside it
-    fresh:bool=False, # embed every picture, and replace whatever is there
+    columns=None, # names of the columns of a table; None: as in the embedder's training
+    images=None, # folder of the pictures of a table; None: that of the table
+    fresh:bool=False, # embed every picture, and replace whatever is in the folder
     multi_label=None, # what separates labels in a table; None: as in the embedder's training
     levels=None, # as `load_data` takes them; None: as in the embedder's training
 ) -> dict: # pictures, new, changed, gone, kept, skipped: {file: why}, root, first: a picture
-    """Write an index of a folder, with the embedder, or bring it up to date: new and changed files
-    are embedded, and those that are gone leave it. An index by another embedder is replaced. Warns
-    where labels are decided by another rule than those of the embedder's training.
+    """Write an index of a folder, with its embedder, or bring it up to date: new and changed files
+    are embedded, and missing files leave it. An index by another embedder is replaced. Warns
+    if labels follow another rule than in the embedder's training.
 
-    Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture and where
-    `out` holds an index of another folder, `OSError` naming a file that cannot be written, or the
+    Raises `FileNotFoundError` for no such folder, `ValueError` if it holds no picture or if `out`
+    holds an index of another folder, `OSError` naming a file that cannot be written, or another
     process that is writing there."""
     facts = getattr(embedder, 'facts', {})
     with one_writer(out):
@@ -216,7 +217,7 @@ def index_folder(
 # %% ../../nbs/58_search.folders.ipynb #c5e2d874
 def add_pictures(
     embedder:Embedder, # that of the index
-    data, # as `folder` in `index_folder`, and so are the others
+    data, # as `folder` in `index_folder`, like the following
     out, # folder of an index
     tell=None,
     depth=None,
@@ -226,11 +227,11 @@ def add_pictures(
     multi_label=None,
     levels=None,
 ) -> dict: # likewise
-    """Add pictures beside all that an index holds. They get the labels that they would have in an
+    """Add pictures to an index and keep all others. They get the labels that they would have in an
     index of the whole folder, or, if they lie elsewhere, those of their own folder or table.
 
-    Raises as `index_folder`, `FileNotFoundError` where there is no index, and `ValueError` for one
-    of another embedder."""
+    Raises as `index_folder`, `FileNotFoundError` if there is no index, and `ValueError` for an
+    index by another embedder."""
     with one_writer(out):
         index, root = index_of_pictures(out)
         index._check_embedder(embedder)
@@ -257,12 +258,12 @@ def add_pictures(
 # %% ../../nbs/58_search.folders.ipynb #278ceca9
 def remove_pictures(
     out, # folder of an index
-    data, # a picture, or a folder of them; they need not be there any more
+    data, # a picture, or a folder of them; they need not exist any more
 ) -> dict: # pictures, gone, kept, root, first: a picture
     """Remove pictures from an index; the files stay.
 
-    Raises `FileNotFoundError` where there is no index, `ValueError` for pictures that are not in
-    it and for all of them, `OSError` as `index_folder`."""
+    Raises `FileNotFoundError` if there is no index, `ValueError` if none or all of its pictures
+    match, `OSError` as `index_folder`."""
     with one_writer(out):
         index, root = index_of_pictures(out)
         place = Path(path_of(data)).expanduser().resolve()
@@ -281,8 +282,8 @@ def remove_pictures(
 def open_search(
     out, # folder from `index_folder`
 ) -> tuple: # the index, the embedder, the folder of its pictures
-    """Raises `FileNotFoundError` where there is none, `ValueError` for damaged files and for rows
-    that are not this embedder's."""
+    """Raises `FileNotFoundError` if there is none, `ValueError` for damaged files and for rows by
+    another embedder."""
     index, root = index_of_pictures(out)
     if index._weights is None or not {'network', 'facts'} <= set(index._pictures):
         raise ValueError(f'{out}: expected an index with its embedder, got one without; make it '
@@ -299,7 +300,7 @@ def refined(
     k, # answers to each
     expand, rerank, # as `search_folder` takes them
 ) -> tuple: # (Q, k) similarities and ids, as from `index.search`
-    "An exact search with what the index holds; a query in it is not its own neighbour."
+    "An exact search with `expand` and `rerank`. A query in the index is not its own neighbour."
     rows, facts = index.vectors(), index.metadata()
     places = {str((root/fact['path']).resolve()): place for place, fact in enumerate(facts)}
     if expand:
@@ -312,9 +313,9 @@ def refined(
 
 # %% ../../nbs/58_search.folders.ipynb #b69bc201
 def labels_in(
-    fact:dict, # of a picture, as `index_folder` keeps it
+    fact:dict, # of a picture, as `index_folder` stores it
 ) -> list: # of names: those of its set, or its class and the classes above it
-    "The names by which a picture can be asked for."
+    "The labels by which a search can filter this picture."
     names = fact['labels'] if 'labels' in fact else [fact['label'], *fact.get('above', [])]
     return [name for name in names if name]
 
@@ -323,7 +324,7 @@ def having(
     index:EmbeddingIndex,
     label:str,
 ): # (fact) -> bool: whether that picture has the label
-    "Raises `ValueError` for a label that none has."
+    "Raises `ValueError` for a label that no picture has."
     known = set().union(*(labels_in(fact) for fact in index.metadata()))
     if label not in known:
         near = ', '.join(get_close_matches(label, known)) or ', '.join(sorted(known)[:5])
@@ -334,19 +335,19 @@ def having(
 # %% ../../nbs/58_search.folders.ipynb #98cfb201
 def search_folder(
     out, # folder from `index_folder`
-    images, # files, also in a zip, as photos.zip/birds/1.jpg, bytes, or as in `embed`; one or many
+    images, # files (in a zip: photos.zip/birds/1.jpg), bytes, or as in `embed`; one or many
     k:int=10, # answers for each
-    expand:int=0, # search with the mean of a query and so many nearest pictures
-    rerank:bool=False, # order answers by the neighbours that they share with the query, too
-    least:float=None, # similarity of an answer that counts; None: as the network keeps it, if at all
-    label:str=None, # only pictures that have it: of a set any, or a class above; None: all
+    expand:int=0, # search with the mean of a query and this many nearest pictures
+    rerank:bool=False, # prefer answers that share neighbours with the query
+    least:float=None, # least similarity of an answer; None: that stored with the network, if any
+    label:str=None, # only pictures with this label or class above; None: all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
-    """The most similar pictures of an index, a file that is a query left out. Queries that are no
-    files are called by their position, images[0]. Where even the nearest is below `least`, found is
-    empty and nothing_like_it=dict(nearest, least) says so.
+    """The most similar pictures of an index, without the query itself. Queries that are not files
+    are named by their position, images[0]. If even the nearest is below `least`, `found` is empty and
+    nothing_like_it=dict(nearest, least) says so.
 
-    Raises `FileNotFoundError` where there is no index or no such picture, `ValueError` for damaged
-    files, for what is no picture, and for a label that no picture has."""
+    Raises `FileNotFoundError` if there is no index or no such picture, `ValueError` for damaged
+    files, for a file that is not a picture, and for a label that no picture has."""
     check_number('k', k, lo=1, integer=True)
     check_number('expand', expand, lo=0, integer=True)
     index, embedder, root = open_search(out)
@@ -396,8 +397,8 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere; }
 def check_page(
     path, # of a page to write
 ):
-    """Raises `ValueError` where another kind of file is there, `FileNotFoundError` where its folder
-    is not."""
+    """Raises `ValueError` if the path is a file of another kind, `FileNotFoundError` if its folder
+    does not exist."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f'--html: expected a file in a folder that is there, got {path}')
@@ -411,7 +412,7 @@ def check_page(
 
 def nothing_text(
     answer:dict, # of `search_folder`
-) -> str: # '' where something is like it
+) -> str: # '' if something is like it
     nothing = answer.get('nothing_like_it')
     return '' if nothing is None else (
         f"nothing like it: the nearest has {nothing['nearest']['similarity']:.3f}, below "
@@ -421,13 +422,13 @@ def nothing_text(
 def small_figure(
     file, # of a picture, also in a zip
     *lines, # texts below it
-) -> str: # HTML that holds the picture itself
+) -> str: # HTML with the picture inside
     name = html.escape(Path(file).name)
     text = '<br>'.join(html.escape(line) for line in lines)
     try:
         picture = base64.b64encode(small_jpeg(file_at(file))).decode()
         shown = f'<img src="data:image/jpeg;base64,{picture}" alt="{name}">'
-    except (ValueError, OSError):                           # gone since, or bytes without a file
+    except (ValueError, OSError):                           # removed meanwhile, or bytes without a file
         shown = '<p>no picture</p>'
     return f'<figure>{shown}<figcaption>{text}</figcaption></figure>'
 
@@ -437,11 +438,11 @@ def write_page(
     title:str,
     sections:list, # of HTML
 ):
-    "A page of one file. Raises `OSError` naming one that it cannot write."
+    "A page in one file. Raises `OSError` naming a file that it cannot write."
     text = ('<!doctype html><html lang="en"><meta charset="utf-8">'
             f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
             f"<style>{STYLE}</style><h1>{title}</h1>{''.join(sections)}</html>")
-    write_atomically(path, text.encode('utf-8', 'replace'))     # any name of a file
+    write_atomically(path, text.encode('utf-8', 'replace'))     # file names may hold any bytes
 
 
 def search_page(
@@ -450,7 +451,8 @@ def search_page(
 ):
     """Write a page with each query and its answers.
 
-    Raises `ValueError` for a file there that is no page, `OSError` naming one it cannot write."""
+    Raises `ValueError` if the path is a file of another kind, `OSError` naming a file that it
+    cannot write."""
     check_page(path)
     parts = []
     for answer in answers:

@@ -1,15 +1,15 @@
-"""Search by vector, picture or id, with filters, and files that a crash cannot harm
+"""Search by vector, picture or id, with filters, in files that survive a crash.
 
 An index holds embeddings under ids and answers one question: which of them are most similar to
-this one? `index = EmbeddingIndex(dim)` makes an empty one, `index.add(z, ids, metadata)` puts
-rows in, `index.remove(ids)` takes them out, and `index.search(z, k=10)` returns cosine
+this one? `index = EmbeddingIndex(dim)` makes an empty index, `index.add(z, ids, metadata)` adds
+rows, `index.remove(ids)` removes them, and `index.search(z, k=10)` returns cosine
 similarities and ids, most similar first.
 
 A search may start from vectors, from pictures (with an embedder) or from stored ids, and
 `where=` restricts it to some ids or to metadata that satisfy a condition. The kind `'flat'` is
 exact; `'hnsw'` and `'ivfpq'` are approximate, and `index.recall()` measures what they miss.
-`index.save(path)` writes a folder without any pickle, in which a crash leaves the old index or
-the new one; `EmbeddingIndex.open(path)` reads it back and refuses files that were changed.
+`index.save(path)` writes a folder without any pickle. A crash while it writes leaves either the
+old index or the new one. `EmbeddingIndex.open(path)` reads the folder back and rejects changed files.
 
 Docs: https://dml-nb.github.io/dml_nb/search.index.html.md"""
 
@@ -44,9 +44,9 @@ from ..support.validate import check_number
 def _unit_rows(
     z, # (N, dim) embeddings, tensor or array
     dim:int, # length of a row
-    name:str='z', # how the caller calls them
+    name:str='z', # its name in errors
 ) -> np.ndarray: # (N, dim) float32 rows of length one, or of zeros
-    "Rows divided by their length. Raises ValueError for another dim, NaN or infinity."
+    "Rows divided by their length. Raises ValueError for rows of another length, NaN or infinity."
     if isinstance(z, np.ndarray):
         z = torch.from_numpy(np.require(z, requirements=['C', 'W']))
     z = check_embeddings(z, name)
@@ -74,7 +74,7 @@ def _as_ids(
 ) -> np.ndarray: # (n,) int64
     """Distinct integers from 0 up.
 
-    Raises TypeError for other than integers, ValueError for negative or repeated ones."""
+    Raises TypeError for anything but integers, ValueError for negative or repeated ones."""
     if isinstance(ids, Tensor):
         ids = ids.detach().cpu().numpy()
     elif hasattr(ids, '__iter__') and not isinstance(ids, (str, np.ndarray)):
@@ -94,7 +94,7 @@ def _as_ids(
 def _as_json(
     value, # of metadata
 ): # a copy of it
-    "The value as a JSON file would give it back; raises ValueError where that is not the same."
+    "The value as it comes back from a JSON file. Raises ValueError if that is not the same."
     try:
         copy = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
@@ -114,7 +114,7 @@ class EmbeddingIndex:
         self,
         dim:int, # length of an embedding
         kind:str='flat', # 'flat' (exact), 'hnsw' or 'ivfpq' (approximate)
-        embedder=None, # images -> (N, dim), or an object with such a method `embed`
+        embedder=None, # function images -> (N, dim), or an object with a method `embed`
         effort:int=64, # candidates that an approximate kind compares exactly with each query
     ):
         "Raises ValueError for a `dim` or `effort` below 1 and for an unknown kind."
@@ -130,9 +130,9 @@ class EmbeddingIndex:
         self._place = {}                          # id -> row
         self._approximation = None                # made when first needed
         self._pending = {}                        # ids that the approximation does not know yet
-        self._copies = {}                         # derived from the rows, forgotten with them
-        self._pictures = None                     # where they lie and what embeds them, saved along
-        self._weights = None                      # bytes of the file of what embeds them
+        self._copies = {}                         # derived from the rows, dropped when they change
+        self._pictures = None                     # their folder and network, saved with the rows
+        self._weights = None                      # file of that network, as bytes
         _check_settings(self)
 
     def __len__(self):
@@ -148,13 +148,13 @@ class EmbeddingIndex:
 _KINDS = ('flat', 'hnsw', 'ivfpq')
 
 def _check_settings(index):
-    "Raises ValueError where `kind` or `effort` of an index make no sense."
+    "Raises ValueError for an invalid `kind` or `effort`."
     if index.kind not in _KINDS:
         raise ValueError(f"kind: expected one of {', '.join(_KINDS)}, got {index.kind!r}")
     check_number('effort', index.effort, lo=1, integer=True)
 
 def _embedder_hash(embedder):
-    "The SHA-256 that says which embedder this is, None where that is not known."
+    "The SHA-256 that identifies an embedder, or None if it has none."
     digest = getattr(embedder, 'sha256', None)
     if callable(digest):
         digest = digest()
@@ -170,7 +170,7 @@ def _embedder_hash(embedder):
 # %% ../../nbs/57_search.index.ipynb #cb8edfe6
 @patch
 def _view(self:EmbeddingIndex):
-    "The stored rows (N, dim) without a copy, good until the next row comes or goes."
+    "The stored rows (N, dim) without a copy, valid until rows are added or removed."
     if not len(self):
         return np.empty((0, self.dim), dtype=np.float32)
     return faiss.rev_swig_ptr(self._rows.get_xb(), len(self) * self.dim).reshape(-1, self.dim)
@@ -184,7 +184,7 @@ def _id_array(self:EmbeddingIndex):
 
 @patch
 def _places(self:EmbeddingIndex, ids):
-    "Rows of these ids; raises ValueError for one that is not here."
+    "Rows of these ids. Raises ValueError for an id that is not stored."
     missing = [id for id in ids.tolist() if id not in self._place]
     if missing:
         raise ValueError(f'ids: expected ids of this index, '
@@ -193,7 +193,7 @@ def _places(self:EmbeddingIndex, ids):
 
 @patch
 def _forget(self:EmbeddingIndex, ids):
-    "What was derived from the rows is out of date, and what is known of these ids in particular."
+    "Drop what was derived from the rows, and what the approximate search stored for these ids."
     self._copies = {}
     for id in ids:
         self._pending.pop(id, None)
@@ -207,12 +207,12 @@ def add(
     z:Tensor, # (N, dim) embeddings of any length but of finite numbers
     ids=None, # (N,) integers from 0 up; default: the next ones never used
     metadata:list=None, # (N,) JSON values; default: None for each
-    replace:bool=False, # may ids be here already? Then row and metadata are replaced
+    replace:bool=False, # replace row and metadata of ids that are already stored
 ) -> Tensor: # (N,) int64 ids
-    """Put rows in, all or none.
+    """Add rows, all or none.
 
-    Raises ValueError for an id that is here already, NaN or infinity, a wrong `dim` and metadata
-    that is not JSON."""
+    Raises ValueError for an id that is already stored, NaN or infinity, rows of another length
+    and metadata that is not JSON."""
     x = _unit_rows(z, self.dim)
     n = len(x)
     ids = _as_ids(range(self._next_id, self._next_id + n) if ids is None else ids)
@@ -244,9 +244,9 @@ def add(
 @patch
 def remove(
     self:EmbeddingIndex,
-    ids, # one id or several, all of them here
+    ids, # one id or several, all of them stored
 ):
-    "Take rows out, all or none. Raises ValueError for an id that is not here."
+    "Remove rows, all or none. Raises ValueError for an id that is not stored."
     ids = _as_ids(ids)
     places = self._places(ids)
     self._forget(ids.tolist())
@@ -270,7 +270,7 @@ def vectors(
     self:EmbeddingIndex,
     ids=None, # default: all, in ascending order
 ) -> Tensor: # (n, dim) float32
-    "Stored rows, of length one. Raises ValueError for an id that is not here."
+    "Stored rows, of length one. Raises ValueError for an id that is not stored."
     places = self._places(_as_ids(self.ids if ids is None else ids))
     return torch.from_numpy(self._view()[places])
 
@@ -279,7 +279,7 @@ def metadata(
     self:EmbeddingIndex,
     ids=None, # one row of what `search` returned, or any ids; default: all, in ascending order
 ) -> list: # a JSON value for each, None where the id is -1
-    "Copies of the metadata of these ids. Raises ValueError for an id that is neither here nor -1."
+    "Copies of the metadata. Raises ValueError for an id that is neither stored nor -1."
     ids = (self.ids if ids is None else torch.as_tensor(ids).reshape(-1)).tolist()
     self._places(np.array(sorted(set(ids) - {-1}), dtype=np.int64))
     return [None if id == -1 else deepcopy(self._metadata[self._place[id]]) for id in ids]
@@ -293,7 +293,7 @@ def _similarity(
     x:np.ndarray, # (Q, dim) unit rows
     places:np.ndarray, # (Q, c) rows of the index
 ) -> np.ndarray: # (Q, c) float32
-    "Cosine similarities in double precision, rounded once: each a function of its two rows alone."
+    "Cosine similarities in double precision, rounded once. Each depends on its two rows only."
     res, rows = np.empty(places.shape, dtype=np.float32), self._view()
     wide = max(1, 2**21 // self.dim)                           # products held at once: 16 MB
     tall = max(1, wide // max(1, places.shape[1]))
@@ -310,7 +310,7 @@ def _ranked(
     x:np.ndarray, # (Q, dim) unit rows
     places:np.ndarray, # (Q, c) candidates, -1 for none
     own:np.ndarray, # (Q,) an id to leave out, -1 for none
-    k:int, # answers wanted
+    k:int, # number of answers
 ) -> tuple: # (Q, min(k, c)) similarities and ids, -inf and -1 where there are no more
     "The k best candidates, equal similarities by id."
     ids = np.where(places < 0, -1, self._id_array()[places])
@@ -326,18 +326,18 @@ def _faiss_method(
     name:str, # `search` or `range_search`
 ):
     "faiss' own method, which takes parameters"
-    # `faiss.contrib.torch_utils`, once anybody imports it, replaces these methods of every index
-    # by some that take no parameters, and keeps faiss' own under another name
+    # Once imported, `faiss.contrib.torch_utils` replaces these methods of every index by others
+    # that take no parameters, and keeps faiss' own under another name
     return getattr(searcher, f'{name}_numpy', None) or getattr(searcher, name)
 
 @patch
 def _proposed(
     self:EmbeddingIndex,
     x:np.ndarray, # (Q, dim) unit rows
-    count:int, # proposals wanted, at most as many as rows allowed
+    count:int, # number of proposals, at most that of allowed rows
     allowed, # a faiss selector, or None
 ) -> tuple: # (Q, count) approximate similarities and rows of the index
-    "What faiss finds, on a GPU where it has one and nothing is filtered."
+    "What faiss finds, on a GPU if it has one and nothing is filtered."
     if allowed is not None:
         params = faiss.SearchParameters(sel=allowed)
         return _faiss_method(self._rows, 'search')(x, count, params=params)
@@ -352,11 +352,11 @@ def _proposed(
 def _exact(
     self:EmbeddingIndex,
     x:np.ndarray, # (Q, dim) unit rows
-    k:int, # answers wanted
+    k:int, # number of answers
     own:np.ndarray, # (Q,) an id to leave out, -1 for none
     allowed=None, # (N,) booleans: which rows may be found
 ) -> tuple: # (Q, at most k) similarities and ids
-    "The k most similar rows, certainly."
+    "The k most similar rows, guaranteed."
     available = len(self) if allowed is None else int(allowed.sum())
     if not available:
         return np.empty((len(x), 0), dtype=np.float32), np.empty((len(x), 0), dtype=np.int64)
@@ -384,15 +384,15 @@ def search(
     self:EmbeddingIndex,
     z:Tensor=None, # (Q, dim) queries
     k:int=10, # answers to each
-    ids=None, # (Q,) instead of `z`: stored rows as queries, each leaves itself out
+    ids=None, # (Q,) instead of `z`: stored rows as queries, without themselves
     images=None, # (Q, C, H, W) or (C, H, W) instead of `z`: pictures, embedded first
-    embedder=None, # for `images`, default the one that the index was made or opened with
+    embedder=None, # for `images`; default: that of the index
     where=None, # metadata -> bool, or ids: only these rows are searched, exactly
 ) -> tuple: # (Q, k) float32 cosine similarities in falling order, (Q, k) int64 ids
-    """The `k` most similar rows; equal similarities by id, lower first.
+    """The `k` most similar rows. Equal similarities are ordered by id, lower first.
 
-    Where fewer rows exist, the last similarities are -inf and the ids -1. Raises ValueError for
-    other than one of `z`, `ids` and `images`, and for what `add` and `embed` refuse."""
+    If fewer rows exist, the last similarities are -inf and the ids -1. Raises ValueError unless
+    exactly one of `z`, `ids` and `images` is given, and as `add` and `embed`."""
     k = int(check_number('k', k, lo=1, integer=True))
     _check_settings(self)
     if sum(given is not None for given in (z, ids, images)) != 1:
@@ -418,7 +418,7 @@ def search(
 
 @patch
 def _allowed(self:EmbeddingIndex, where):
-    "(N,) booleans: the rows that a condition on metadata or a set of ids lets through"
+    "(N,) booleans: the rows that a condition on metadata or a set of ids allows"
     if callable(where):
         return np.array([bool(where(value)) for value in self._metadata], dtype=bool)
     wanted = _as_ids(where)
@@ -429,13 +429,13 @@ def _allowed(self:EmbeddingIndex, where):
 def embed(
     self:EmbeddingIndex,
     images, # (N, C, H, W) or one (C, H, W), or whatever the embedder takes
-    embedder=None, # default: the one that the index was made or opened with
+    embedder=None, # default: that of the index
     batch:int=256, # pictures at a time
 ) -> Tensor: # (N, dim) embeddings, not yet divided by their length
     """Embed pictures with the embedder of this index.
 
-    Raises ValueError if there is none, if its hash is not the one the index was made with, or if
-    it is a network in training mode."""
+    Raises ValueError if there is none, if its hash differs from that of the index, and for a
+    network in training mode."""
     embedder = self.embedder if embedder is None else embedder
     if embedder is None:
         raise ValueError('embedder: expected a function from images to embeddings, got '
@@ -455,7 +455,7 @@ def embed(
 
 @patch
 def _check_embedder(self:EmbeddingIndex, embedder):
-    "Raises ValueError for another embedder than the index was made with, where that is known."
+    "Raises ValueError for an embedder whose hash differs from that of the index, if it has one."
     if self.embedder_hash is None:
         return
     digest = _embedder_hash(embedder)
@@ -497,14 +497,14 @@ def _one_thread():
 
 # %% ../../nbs/57_search.index.ipynb #c121f279
 class _Approximation:
-    "A faiss structure that proposes neighbours; its entries have an id or, when dead, −1"
+    "A faiss structure that proposes neighbours. An entry has an id, or −1 if it is dead"
     def __init__(self, kind, searcher, owners, trained):
         self.kind = kind
         self.searcher = searcher
         self.owners = owners                        # id of each entry, in order of addition
         self.trained = trained                      # rows that its cells were made for
         self.entry = {id: n for n, id in enumerate(owners) if id >= 0}
-        self.owner_array = None                     # `owners`, when last asked for
+        self.owner_array = None                     # `owners` as an array, made when needed
 
     def add(self, x, ids):
         with _one_thread():
@@ -521,7 +521,7 @@ class _Approximation:
             self.owner_array = None
 
     def is_stale(self, n):
-        "Whether n rows deserve a new structure"
+        "Whether n rows need a new structure"
         dead = len(self.owners) - len(self.entry)
         return dead > len(self.entry) / 4 or (self.kind == 'ivfpq' and n > 4 * self.trained)
 
@@ -539,7 +539,7 @@ class _Approximation:
 # %% ../../nbs/57_search.index.ipynb #3032765a
 @patch
 def _refresh(self:EmbeddingIndex) -> _Approximation: # None where search is exact
-    "The structure of an approximate kind, up to date."
+    "The structure of an approximate kind, brought up to date."
     if self.kind == 'flat' or len(self) < (1000 if self.kind == 'ivfpq' else 1):
         return None
     known = self._approximation
@@ -557,7 +557,7 @@ def _refresh(self:EmbeddingIndex) -> _Approximation: # None where search is exac
 
 @patch
 def _approximate(self:EmbeddingIndex, x, k, own):
-    "As `_exact`, but only among what the structure proposes; exact where that is too little."
+    "As `_exact`, but only among the proposals of the structure; exact if they are too few."
     count = min(max(int(self.effort), k + 1), len(self._approximation.owners))
     ids = self._approximation.propose(x, count, int(self.effort))
     places = np.array([self._place.get(id, -1) for id in ids.ravel().tolist()]).reshape(ids.shape)
@@ -576,11 +576,11 @@ def _approximate(self:EmbeddingIndex, x, k, own):
 @patch
 def recall(
     self:EmbeddingIndex,
-    sample=1000, # how many stored rows search, each without itself, or your own queries (Q, dim)
+    sample=1000, # number of stored rows to search with, or your own queries (Q, dim)
     k:int=10, # answers to each
-    seed:int=0, # of the choice of stored rows
+    seed:int=0, # chooses the stored rows
 ) -> float: # from 0 to 1
-    """The share of the `k` exact answers that a search finds, with this `kind` and `effort`.
+    """The share of the `k` exact answers that a search with this `kind` and `effort` finds.
 
     A row as similar as the last of them counts as found. Raises ValueError for an empty index."""
     if not len(self):
@@ -603,11 +603,11 @@ def recall(
 
 # %% ../../nbs/57_search.index.ipynb #752d864e
 def _is_count(x):
-    "Whether it is an integer from 0 up, as ids are"
+    "Whether x is an integer from 0 up, as ids are"
     return type(x) is int and 0 <= x < 2**63
 
 def _is_pictures(x):
-    "Whether it says where pictures lie, or is None"
+    "Whether x names the folder of pictures, or is None"
     return x is None or isinstance(x, dict) and isinstance(x.get('root'), str)
 
 _INDEX = Store(
@@ -628,7 +628,7 @@ _INDEX = Store(
 _FAISS = {'flat': faiss.IndexFlatIP, 'hnsw': faiss.IndexHNSWSQ, 'ivfpq': faiss.IndexIVFPQ}
 
 def _read_faiss(path, data, kind, dim, count):
-    "A faiss index of this kind with so many entries; raises ValueError for anything else"
+    "A faiss index of this kind with `count` entries. Raises ValueError for anything else"
     expected = f'{path}: expected a faiss file of kind {kind} with {count:,} rows of {dim}'
     try:
         found = faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8))
@@ -641,14 +641,14 @@ def _read_faiss(path, data, kind, dim, count):
     return found
 
 def _check_lengths(path, rows):
-    "Raises ValueError for a row that is not of length one or zero, or not of numbers."
+    "Raises ValueError for a row whose length is neither one nor zero, and for NaN."
     squares = np.einsum('nd,nd->n', rows, rows)
     wrong = np.flatnonzero(~((abs(squares - 1) < 1e-3) | (squares == 0)))
     if len(wrong):
         raise ValueError(f'{path}: expected rows of length one, got another one, row {wrong[0]}')
 
 def _check_cells(path, searcher):
-    "Raises ValueError where an 'ivfpq' has no centre for each cell, or not each entry in one."
+    "Raises ValueError unless each cell of an 'ivfpq' has a centre and each entry lies in one cell."
     centres = searcher.quantizer
     if (centres.d, centres.ntotal) != (searcher.d, searcher.nlist):
         raise ValueError(f'{path}: expected a centre for each of the {searcher.nlist:,} cells, '
@@ -687,12 +687,12 @@ def _read_metadata(path, data):
 @patch
 def save(
     self:EmbeddingIndex,
-    path, # a folder, made if need be
+    path, # a folder, created if it does not exist
 ) -> Path: # the folder
     """Write the index, without any pickle.
 
-    A crash leaves what was there before or the new index; readers meanwhile see one of the two.
-    Raises OSError naming the file that cannot be written, or the process that is writing there."""
+    After a crash the folder holds the previous index or the new one; readers see one of the two.
+    Raises OSError naming a file it cannot write, or another process that is saving there."""
     folder = Path(path).expanduser()
     structure = self._refresh()
     contents = {
@@ -722,7 +722,7 @@ def save(
 # %% ../../nbs/57_search.index.ipynb #685e528c
 @patch
 def _fill(self:EmbeddingIndex, folder, facts, contents):
-    "Take in what was read; raises ValueError where the parts do not fit each other."
+    "Fill the index from the files. Raises ValueError if the parts do not fit each other."
     path = {role: folder/file['name'] for role, file in facts['files'].items()}
     n, has_structure = facts['rows'], facts['trained'] is not None
     self._rows = _read_faiss(path['rows.faiss'], contents['rows.faiss'], 'flat', self.dim, n)
@@ -744,7 +744,7 @@ def _fill(self:EmbeddingIndex, folder, facts, contents):
 
 @patch
 def _take_structure(self:EmbeddingIndex, path, contents, owners, trained):
-    "The structure of an approximate kind; raises ValueError where it is not of these rows."
+    "Take over the structure of an approximate kind. Raises ValueError if it is not of these rows."
     if 'structure.faiss' not in contents or self.kind == 'flat':
         raise ValueError(f'{path["rows.faiss"].parent/_INDEX.manifest}: expected a structure.faiss '
                          'of an approximate kind, got none')
@@ -761,12 +761,12 @@ def _take_structure(self:EmbeddingIndex, path, contents, owners, trained):
 def open(
     cls:EmbeddingIndex,
     path, # a folder from `save`
-    embedder=None, # for searching with pictures: the one it was made with
+    embedder=None, # to search with pictures: the embedder that the index was made with
 ) -> EmbeddingIndex:
     """Read an index back.
 
-    Raises FileNotFoundError if there is none, ValueError naming the file for one that was
-    truncated, edited or replaced, and ValueError for another embedder than it was made with."""
+    Raises FileNotFoundError if there is none, ValueError naming a file that was truncated, edited
+    or replaced, and ValueError for an embedder other than that of the index."""
     folder = Path(path).expanduser()
     facts, contents = _INDEX.read(folder)
     index = cls(facts['dim'], facts['kind'], effort=facts['effort'])
@@ -782,8 +782,8 @@ def open(
 
 # %% ../../nbs/57_search.index.ipynb #7480afb0
 def index_of_pictures(
-    out, # folder made by `dml index`
-) -> tuple: # the index, and the folder under which its pictures lie
+    out, # folder from `dml index`
+) -> tuple: # the index, and the folder of its pictures
     "Raises as `EmbeddingIndex.open`, and `ValueError` for an index of anything else."
     index, texts = EmbeddingIndex.open(out), ('path', 'label')
     if index._pictures is None or not all(

@@ -1,9 +1,9 @@
 """The map of an embedding, the worst queries, doubtful labels, and what a loss does to a batch.
 
-A number says how often a search is right. It does not say where it is wrong: which classes lie in
-each other, which pictures are found by none of their class, which labels look like mistakes. A
-`Collection` answers that for a folder that `dml index` wrote; [the pages of dml
-browse](59_search.browser.ipynb) show its answers.
+A number says how often a search is right. It does not say where it is wrong: which classes overlap,
+which pictures no query of their class finds, which labels look like mistakes. A
+`Collection` answers these questions for a folder from `dml index`; [the pages of dml
+browse](59_search.browser.ipynb) show the answers.
 
 Docs: https://dml-nb.github.io/dml_nb/search.mistakes.html.md"""
 
@@ -48,13 +48,13 @@ def flat_map(
 
 
 class Collection:
-    "An index with what the pages ask of it"
+    "An index with its pictures, their map and their neighbours"
     def __init__(
         self,
         out, # folder from `index_folder` (dml index)
     ):
-        """Raises `FileNotFoundError` where there is no index, `ValueError` for a damaged one and
-        for fewer than three pictures."""
+        """Raises `FileNotFoundError` if there is no index, `ValueError` for a damaged one and for
+        fewer than three pictures."""
         self.out = Path(out).expanduser()
         self.index, self.root = index_of_pictures(out)
         self.ids = self.index.ids                                       # (N,)
@@ -82,7 +82,7 @@ class Collection:
 
     @property
     def studied(self):
-        "Its `Study`. Raises `LookupError` where no picture has a class."
+        "Its `Study`. Raises `LookupError` if no picture has a class."
         if not (self.labels >= 0).any():
             raise LookupError('no picture of this index has a class, so there is nothing to study')
         return self.study
@@ -94,7 +94,7 @@ class Collection:
         self,
         i:int, # which picture
     ): # a path, or a file in a zip
-        "Where it lies. Raises `LookupError` if there is none, or a link leads out of the folder."
+        "The file of a picture. Raises `LookupError` if it is missing or lies outside the folder."
         if not 0 <= i < len(self):
             raise LookupError(f'picture: expected a number below {len(self):,}, got {i}')
         path = Path(os.path.normpath(self.root/self.paths[i]))  # a link may lead anywhere
@@ -116,7 +116,7 @@ class Collection:
         self,
         i:int, # a picture
         j:int, # another
-    ) -> str: # 'right' or 'wrong'; 'level 2': right there, and wrong below; '' where one has no class
+    ) -> str: # 'right', 'wrong', 'level 2' (same class only there), or '' if one has no class
         if min(self.labels[i], self.labels[j]) < 0:
             return ''
         same = self.labels[i] == self.labels[j]
@@ -130,11 +130,11 @@ class Collection:
         return 'wrong'
 
     def filters(self) -> list: # of (name, (n,) pictures): labels, '' for none, and classes above
-        "By what the map can be filtered."
+        "The classes by which the map can be filtered."
         sets = [self.labels == c for c in range(len(self.names))] if self.sets is None else self.sets.T
         found = list(zip(self.names.tolist(), sets))
         if (self.labels < 0).any():
-            found.append(('', self.labels < 0))             # the map draws those without a class
+            found.append(('', self.labels < 0))             # the map also shows pictures without a class
         for names in self.above:
             found += [(name, names == name) for name in np.unique(names[names != '']).tolist()]
         return [(name, np.flatnonzero(has)) for name, has in found]
@@ -164,7 +164,7 @@ class Study(threading.Thread):
         self.begun = False
 
     def finished(self) -> bool:
-        "Whether all is computed; the first call starts the computation."
+        "Whether it is finished. The first call starts the computation."
         with self.lock:
             if not self.begun:
                 self.begun = True
@@ -192,7 +192,7 @@ class Study(threading.Thread):
         self.done = 1.
 
     def vote(self, lo, hi):
-        "Doubt in the labels from `lo` to before `hi`."
+        "Compute the doubt of labels from `lo` up to, but not including, `hi`."
         seen, labels = self.collection, self.collection.labels
         k = min(self.K, len(seen) - 1)
         similarity, ids = seen.index.search(ids=seen.ids[lo:hi], k=k)
@@ -214,14 +214,14 @@ class Study(threading.Thread):
         self.doubt[lo:hi] = np.where(labels[lo:hi] >= 0, votes.max(1) - own, -1)
 
     def taken_for(self, c, other) -> np.ndarray: # (n,) pictures, those that `confusions` counts
-        "Pictures of class `c` whose nearest is of another one, the nearest such of class `other`."
+        "Pictures of class `c` whose nearest is of another class, first `other`."
         labels = self.collection.labels
         first = self.report.per_query['mrr'].nan_to_num(0.).numpy()     # 1 / place of the first right
         nearest = labels[self.report.nearest_wrong.numpy()]
         return np.flatnonzero((0 < first) & (first < 1) & (labels == c) & (nearest == other))
 
-    def worst(self) -> np.ndarray: # (n,) pictures with a fellow of their class, the worst first
-        "By average precision as a query."
+    def worst(self) -> np.ndarray: # (n,) pictures with another of their class, the worst first
+        "Ordered by average precision as a query."
         precision = self.report.measure('map').numpy()
         order = np.argsort(precision, kind='stable')                    # NaN comes last
         return order[~np.isnan(precision[order])]
@@ -254,7 +254,7 @@ def found_by_name(
     collection:Collection,
     text:str, # words
 ) -> tuple: # classes, pictures: lists of numbers
-    "Those in whose names all words occur, whatever their case."
+    "Classes and pictures whose names contain all words, in upper or lower case."
     words = text.casefold().split()
 
     def holding(names):
@@ -268,7 +268,7 @@ def corrected_table(
     collection:Collection,
     changes:dict, # path of a picture -> its right class
 ) -> bytes: # CSV with the columns file and label; sets of labels as a|b
-    "Raises `ValueError` for a picture that is not there, and for a class without a name."
+    "Raises `ValueError` for an unknown picture, and for a class without a name."
     unknown = sorted(set(changes) - set(collection.paths))
     if unknown:
         raise ValueError(f'changes: expected pictures of the index, got {unknown[0]!r}')
@@ -290,26 +290,26 @@ def corrected_table(
 def numeric_settings(
     name:str, # in `LOSSES`
 ) -> dict: # setting -> its default
-    "Settings that are numbers."
+    "The settings of a loss that are numbers."
     settings = inspect.signature(LOSSES[name].make).parameters.values()
     return {setting.name: setting.default for setting in settings
             if type(setting.default) in (int, float)}
 
 
 def shown_losses() -> list: # of names
-    "Losses that need nothing but embeddings and labels."
+    "Losses that need only embeddings and labels."
     return [name for name, entry in LOSSES.items() if not entry.needs]
 
 
 def weights_of(
     collection:Collection,
     name:str, # in `shown_losses`
-    settings:dict, # numbers; those that are not given have their default
+    settings:dict, # numbers; the default for those left out
     classes:int=4, # P
     per_class:int=4, # M
     seed:int=0, # of the batch
 ) -> dict: # JSON values: loss, value, pictures, names of their files, labels, W
-    "Raises `ValueError` for what the loss does not take, and for a batch that cannot be drawn."
+    "Raises `ValueError` for settings that the loss rejects, and for an impossible batch."
     if name not in shown_losses():
         raise ValueError(f'loss: expected one of {", ".join(shown_losses())}, got {name!r}')
     if not 2 <= classes * per_class <= 64:

@@ -1,7 +1,7 @@
-"""Parts of every page of `dml browse`: its head and links, figures, tables, small copies.
+"""The parts of every page of `dml browse`: head and links, figures, tables, small copies.
 
-[The pages](59_search.browser.ipynb) of `dml browse` have a few kinds of parts. They are made here of
-FastHTML's elements, which escape what they are given: file names may hold quotes and angle brackets.
+[The pages](59_search.browser.ipynb) of `dml browse` consist of a few kinds of parts. This page makes them from
+the elements of FastHTML, which escape text: file names may contain quotes and angle brackets.
 
 Docs: https://dml-nb.github.io/dml_nb/search.pages.html.md"""
 
@@ -29,19 +29,18 @@ from .mistakes import Collection
 # %% ../../nbs/58_search.pages.ipynb #c2f5e6df
 LINKS = {'/': 'Map', '/worst': 'Worst queries', '/classes': 'Confused classes',
          '/labels': 'Doubtful labels', '/weights': 'Pair weights', '/like': 'Your picture'}
-#: Why each of them is worth a look.
+#: Why each view is worth a look.
 WHY = {
-    '/': 'Classes that lie in each other are those that a search mixes up: zoom in where they meet '
-         'and see why.',
-    '/worst': 'What is found last says what the training lacks: a wrong label, a bad photograph, or '
-              'a kind of picture that it has seldom seen.',
-    '/classes': 'Two classes that are often taken for each other are one thing under two names, or '
-                'need more pictures that show the difference.',
-    '/labels': 'A wrong label teaches something false and counts as a mistake of the search: '
-               'correct it here, and train with the table.',
-    '/weights': 'From the pairs with a weight the loss learns, all others it leaves as they are.',
-    '/like': 'A new photograph shows what people who use the search will see.',
-    '/compare': 'A mean hides what got worse: look at what was lost before you take the new '
+    '/': 'A search mixes up classes that overlap on the map. Zoom in where they meet and see why.',
+    '/worst': 'The pictures found last show what the training lacks. A label may be wrong, a '
+              'photograph bad, or a kind of picture rare.',
+    '/classes': 'Two classes that are often taken for each other may be one thing under two names, '
+                'or need more pictures that show the difference.',
+    '/labels': 'A wrong label teaches something false and counts as a mistake of the search. '
+               'Correct it here, and train with the table.',
+    '/weights': 'The loss learns from the pairs that have a weight, and ignores all others.',
+    '/like': 'A new photograph shows what users of the search will see.',
+    '/compare': 'A mean hides what got worse. Look at what was lost before you use the new '
                 'embedding.',
 }
 
@@ -52,7 +51,7 @@ def page(
     links:dict, # address -> name
     *content, # elements
     script:str='', # address of a script
-    again:int=0, # seconds after which to load it again
+    again:int=0, # seconds until the page reloads
     status:int=200,
 ) -> HTMLResponse:
     "A whole page."
@@ -71,7 +70,7 @@ def page(
         Head(*head),
         Body(Header('dml browse', Nav(*marked, cls='bar'), find),
              Main(H1(title), *why, *content), *scripts), lang='en')
-    text = to_xml(whole).encode('utf-8', 'replace')         # any name of a file
+    text = to_xml(whole).encode('utf-8', 'replace')         # file names may hold any bytes
     return HTMLResponse(text, status_code=status)
 
 
@@ -79,7 +78,7 @@ def json_answer(
     content:dict, # JSON values
     status:int=200,
 ) -> Response:
-    "In ASCII, which can be sent whatever the names of files are."
+    "JSON in ASCII, so that any file name can be sent."
     return Response(json.dumps(content, allow_nan=False), status, media_type='application/json')
 
 
@@ -90,7 +89,7 @@ def figure(
     cls:str='',
     below=(), # elements below those
 ):
-    "A thumbnail that leads to the page of its picture."
+    "A thumbnail that links to the page of its picture."
     name = collection.paths[i]
     text = [part for line in (lines or (name,)) for part in (line, Div())][:-1]
     return Figure(A(Img(src=f'/thumb/{i}', alt=name, loading='lazy'), href=f'/item/{i}'),
@@ -98,7 +97,7 @@ def figure(
 
 
 def neighbour_figures(collection, i, k=24):
-    "The neighbours of a picture, and whether they are right, on a level above, or wrong."
+    "The neighbours of a picture, marked as right, wrong, or of the same class on a higher level."
     found = collection.neighbours(i, k)
     return Div(*[
         figure(collection, j, f'{similarity:.3f} {right}', collection.class_name(j),
@@ -111,7 +110,7 @@ def thumbnail(
     i:int, # which picture
     side:int=112,
 ) -> bytes: # a JPEG
-    "A small copy. Raises `LookupError` for no picture."
+    "A small copy. Raises `LookupError` if the picture cannot be read."
     try:
         return small_jpeg(collection.file(i), 2 * side)
     except (OSError, ValueError) as error:
@@ -120,7 +119,7 @@ def thumbnail(
 
 def state_of(
     file:Path,
-) -> str: # for a browser, which keeps a picture as long as this stays the same
+) -> str: # for the browser, which keeps a picture while this stays the same
     facts = file.stat()
     text = f'{file} {facts.st_size} {facts.st_mtime_ns}'
     return f'"{hashlib.sha256(os.fsencode(text)).hexdigest()}"'
@@ -131,7 +130,7 @@ def whole_number(
     name:str,
     default:int,
 ) -> int:
-    "Raises `ValueError` for what is no whole number from 0 up."
+    "Raises `ValueError` for anything but a whole number from 0 up."
     if text is None or text == '':
         return default
     if not text.isdecimal() or len(text) > 9:
@@ -144,7 +143,7 @@ def table_of(
     numbers:list, # heads of the columns of numbers
     rows:list, # of (class names, numbers), each as (text, address)
 ):
-    "A table that is never wider than its place, whose cells lead to pictures."
+    "A table that never exceeds its space, with cells that link to pictures."
     def name(text, address):
         parts = re.split(r'(?<=[._/-])', str(text))
         return Td(A(*[piece for part in parts for piece in (part, Wbr())][:-1], href=address))

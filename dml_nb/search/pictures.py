@@ -1,9 +1,10 @@
-"""Read what people have, leave out what cannot be read, hold back whole classes.
+"""Read pictures of every kind, leave out damaged files, hold back whole classes.
 
-`load_pictures` reads pictures as people have them, and leaves out and names what cannot be read.
-`rule_for` has the classes decided as in the training, or says that they are not.
-`hold_back` says what to train on and what to judge by. [Training](58_search.everyday.ipynb) and
-the commands begin with these. None of them loads fastai, so a command that measures starts soon.
+`load_pictures` reads pictures in the forms in which people keep them, and names files that it cannot
+read. `rule_for` makes sure that classes are decided as in the training, or warns that they are not.
+`hold_back` chooses the pictures to train on and those to judge by. [Training](58_search.everyday.ipynb)
+and the commands begin with these functions. None of them loads fastai, so a command that measures
+starts quickly.
 
 Docs: https://dml-nb.github.io/dml_nb/search.pictures.html.md"""
 
@@ -40,7 +41,7 @@ from ..data.tables import JOINED, levels_by, table_classes, table_places, with_l
 
 # %% ../../nbs/57_search.pictures.ipynb #df039fb7
 def is_by_files(group) -> bool:
-    "Whether the files themselves say the groups, and not a column of a table"
+    "Whether groups come from the files themselves rather than from a column of a table"
     return group == 'folder' or group.partition(':')[0] in ('time', 'name')
 
 
@@ -53,7 +54,7 @@ def taken_at(file) -> float: # seconds, or None
 
 
 def by_time(files, seconds) -> list: # of N names of groups
-    "A group ends where nothing follows for so long. Warns of pictures that do not say their time."
+    "A group ends if no picture follows within so many seconds. Warns of pictures without a time."
     with ThreadPoolExecutor() as pool:
         times = list(pool.map(taken_at, files))
     names, last, name = [''] * len(files), None, ''
@@ -68,7 +69,7 @@ def by_time(files, seconds) -> list: # of N names of groups
 
 
 def by_name(files, pattern) -> list: # of N names of groups
-    "Warns of names without a match. Raises `ValueError` for what is no regular expression."
+    "Warns of names without a match. Raises `ValueError` for an invalid regular expression."
     try:
         found = [*map(re.compile(pattern).search, files)]
     except re.error as error:
@@ -89,8 +90,8 @@ def groups_of(
     files, # of pictures
     group:str, # 'folder', 'time', 'time:SECONDS' (30) or 'name:REGULAR EXPRESSION'
 ) -> list: # of N names, '' for none
-    """Which pictures belong together. By name those whose match is the same, or what its groups in
-    parentheses match. Raises `ValueError` for anything else."""
+    """Which pictures belong together. By name: those with the same match, or the same text in its
+    parentheses if it has any. Raises `ValueError` for any other `group`."""
     how, _, detail = group.partition(':')
     paths = [Path(str(file)) for file in files]
     if group == 'folder':
@@ -105,7 +106,7 @@ def groups_of(
 
 
 def files_of(images) -> list:
-    "Of each picture of a set. Raises `ValueError` where there are none."
+    "The file of each picture of a set. Raises `ValueError` if there are none."
     paths = getattr(images.source, 'paths', None)
     if paths is None:
         raise ValueError(f'group: expected pictures in files, {images.name} has none')
@@ -114,7 +115,7 @@ def files_of(images) -> list:
 # %% ../../nbs/57_search.pictures.ipynb #ead82caf
 @contextmanager
 def without_levels(data):
-    "Goes on, with a warning, where the levels of the training are not to be had."
+    "Continues with a warning if these pictures lack the levels of the training."
     try:
         yield
     except (ValueError, OSError) as error:
@@ -124,16 +125,16 @@ def without_levels(data):
 def load_pictures(
     data, # as `load_data` takes it
     size=None, # side in pixels, or (height, width); None: 128 for files, else as stored
-    fit:str='squash', # how files get that size
+    fit:str='squash', # how files are brought to that size
     mode:str=None, # 'L' for grey files
     tell=None, # (pictures read, of all) -> None
-    on_error:str='skip', # 'later': faulty pictures are left out by whoever reads them
+    on_error:str='skip', # 'later': faulty pictures are left out when they are read
     kept=None, # `KeptPixels` of earlier commands, or None
-    group:str=None, # what says which pictures belong together, as in `groups_of`
-    levels_then=None, # levels of the training, which these pictures need not have
-    **rule, # what says the classes: depth=, columns=, images=, ...; None: by default
+    group:str=None, # which pictures belong together, as in `groups_of`
+    levels_then=None, # levels of the training, which these pictures may lack
+    **rule, # how classes are decided: depth=, columns=, images=, ...; None: the default
 ) -> ImageSet:
-    "As `load_data`, without the pictures that cannot be read. Raises as `load_data`."
+    "As `load_data`, but leaves out pictures that cannot be read. Raises as `load_data`."
     taken = options_of(data)
     if group is not None and 'columns' in taken and not is_by_files(group):
         rule['columns'] = (rule.get('columns') or {}) | {'group': group}
@@ -157,7 +158,7 @@ def load_pictures(
 def rule_text(
     depth=None, # of folders
     columns=None, # of a table
-    multi_label=None, # what separates its labels; 'folders': those of a picture in several
+    multi_label=None, # what separates labels; 'folders': a picture in several folders has several
     **other, # options that do not decide classes
 ) -> str: # '' for neither
     if columns:
@@ -172,7 +173,7 @@ def rule_for(
     facts:dict, # of an embedder
     **given, # depth=, columns=, images=, group=, multi_label=, levels=; None: as in the training
 ) -> dict: # options of `load_pictures`
-    "What decides the classes. Warns if it is another rule than that of the training."
+    "The rule that decides the classes. Warns if it differs from that of the training."
     taken = options_of(data)
     rule = {name: value for name, value in given.items() if value is not None}
     now = {}
@@ -203,7 +204,7 @@ def rule_for(
 
 # %% ../../nbs/57_search.pictures.ipynb #a54f9543
 def facts_of(data, names, levels, then, beside=None) -> list: # of N dictionaries
-    "What an index keeps of classes: label, and above: those on the levels above it"
+    "What an index keeps about classes: `label`, and `above`, the classes on higher levels"
     classes = sorted(set(names) - {''})
     above = {}
     if levels is not None or then is not None:
@@ -222,7 +223,7 @@ def located(
     **given, # as in `rule_for`
 ) -> tuple: # `Folder` or archive, N names in it, N facts: label ('': none), labels of a set, above
     """Where pictures lie, and the classes that `load_pictures` would give them. Raises as
-    `load_pictures`, and `FileNotFoundError` where there is no such place."""
+    `load_pictures`, and `FileNotFoundError` if there is no such place."""
     kind, path = '', os.fspath(data)
     with suppress(ValueError):                              # raised for a single picture
         kind, path = name_and_path(data)
@@ -271,13 +272,13 @@ def located(
     return base, files, facts_of(data, labels, levels, then)
 
 # %% ../../nbs/57_search.pictures.ipynb #f08a6bd8
-def units_of(groups) -> np.ndarray: # (N,) integers: of pictures in one group the same
+def units_of(groups) -> np.ndarray: # (N,) integers, the same for pictures of one group
     codes = codes_of_groups(groups)
     return np.where(codes < 0, codes.max(initial=0) + 1 + np.arange(len(codes)), codes)
 
 
 def split_by_group(labels, groups, share, seed) -> tuple: # train, valid: indices
-    "As `split_by_image`, but whole groups of each class; one at least stays in training"
+    "As `split_by_image`, but whole groups of each class; at least one stays in training"
     units = units_of(groups)
     rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels[labels >= 0]):
@@ -289,7 +290,7 @@ def split_by_group(labels, groups, share, seed) -> tuple: # train, valid: indice
 
 
 def without_groups(train, valid) -> ImageSet:
-    "What may train: no picture of a group in which there is one that judges. Says how many go."
+    "Training pictures outside the groups of those that judge. Warns how many are left out."
     both = np.isin(train.groups, list({*valid.groups.tolist()} - {''}))
     rest = train.labels[~both]
     if (counts_of_classes(rest) > 0).sum() < 2:
@@ -306,10 +307,10 @@ def hold_back(
     share:float=.2, # of the classes, or of the pictures of each
     seed:int=0, # which ones
 ) -> tuple: # train, valid, and 'split', 'class' or 'image': what is held back
-    """What to train on and what to judge by. With sets of labels it is a share of the pictures,
-    since a label that is held back goes along with others that train. Raises `ValueError` for fewer
-    than two classes, and where no picture that is held back has another of its class to find, of
-    another group where there are groups."""
+    """What to train on and what to judge by. With sets of labels, a share of the pictures is held
+    back, because a picture may have labels of both kinds. Raises `ValueError` for fewer than two
+    classes, and if no two pictures held back have the same class (and different groups, if there
+    are groups)."""
     check_number('share', share, above=0, below=1)
     sets, labels = sets_and_classes(images.labels)
     present = np.flatnonzero(counts_of_classes(images.labels))
@@ -345,7 +346,7 @@ TRAINED = 'trained.npy'                                     # beside training.js
 
 def keep_trained(
     out:Path, # folder of the model
-    images:ImageSet, # what trains
+    images:ImageSet, # those of the training
 ):
     "Writes fingerprints of the pictures. Raises `OSError` naming the file."
     content = BytesIO()
@@ -356,7 +357,7 @@ def keep_trained(
 def trained_on(
     out:Path, # folder of a model
     images:ImageSet,
-): # (N,) booleans: which of them trained it; None: not known
+): # (N,) booleans: which of them it was trained on; None: unknown
     path = out/TRAINED
     if not path.is_file():
         return None
@@ -370,9 +371,9 @@ def trained_on(
 def held_back_of(
     out, # folder from `train_embedder`
     images:ImageSet, # those that it was trained on; there may be more or fewer
-) -> ImageSet: # those that judged it; of other sets the pictures of held-back classes
-    """Where a share of the pictures was held back, and not of the classes: what did not train.
-    Raises `ValueError` for no record of a training there, and where there are no such pictures."""
+) -> ImageSet: # those that judged it; in another set, the pictures of classes held back
+    """If pictures rather than classes were held back: the pictures that it was not trained on. Raises
+    `ValueError` if the folder has no record of a training, and if there are no such pictures."""
     path = Path(out).expanduser()/'training.json'
     if not path.is_file():
         raise ValueError(f'{out}: expected a folder with a training.json to know what was held '

@@ -1,10 +1,10 @@
 """Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
 
-A search compares a query with every row of a gallery and ignores how these rows lie to each other.
-The functions of this page use that: `expand` moves a query or the gallery towards its neighbours,
+A search compares a query with every row of a gallery and ignores how these rows lie relative to each
+other. The functions of this page use that: `expand` moves a query or the gallery towards its neighbours,
 `rerank` prefers answers that share neighbours with the query, `Whitening` gives all directions the
-same weight, and `mean_of_views` takes the mean of several views of a picture. `CompactIndex` stores
-a row in 2, 1 or 1/8 bytes a number.
+same weight, and `mean_of_views` averages several views of a picture. `CompactIndex` stores
+a row in 2, 1 or 1/8 bytes per number.
 
 Docs: https://dml-nb.github.io/dml_nb/search.refine.html.md"""
 
@@ -30,8 +30,8 @@ def nearest(
     gallery:Tensor, # (N, D)
     k:int, # neighbours of each
     own:Tensor=None, # (Q,) a row of the gallery that is left out, -1 for none
-) -> tuple: # (Q, k) cosine similarities in falling order, (Q, k) rows; -inf and -1 behind the last
-    "The most similar rows; equal ones by their number. Raises ValueError for no rows."
+) -> tuple: # (Q, k) cosine similarities in falling order, (Q, k) rows; -inf and -1 after the last
+    "The most similar rows, equal ones in order of their number. Raises ValueError for no rows."
     check_number('k', k, lo=1, integer=True)
     index = EmbeddingIndex(check_embeddings(gallery, 'gallery').shape[1])
     index.add(gallery)
@@ -46,13 +46,13 @@ def nearest(
 def expand(
     z:Tensor, # (Q, D) rows of any length
     gallery:Tensor=None, # (N, D) where neighbours come from; default: `z`, each row without itself
-    k:int=2, # neighbours; all there are, if the gallery has fewer
+    k:int=2, # neighbours, or all rows if the gallery has fewer
     alpha:float=3., # 0: the plain mean
     own:Tensor=None, # (Q,) a row of the gallery that is the query itself, -1 for none
 ) -> Tensor: # (Q, D) float32 unit rows
-    """$x'_i ∝ x_i + Σ_j \\max(S_{ij}, 0)^α g_j$ over the `k` nearest rows j: query expansion
-    (Chum et al. 2007; Radenović et al. 2019), and without a gallery database-side augmentation
-    (Arandjelović & Zisserman 2012).
+    """Each row plus its `k` nearest rows of the gallery, weighted by max(similarity, 0)^alpha and
+    scaled to length one: query expansion (Chum et al. 2007; Radenović et al. 2019), and without a
+    gallery database-side augmentation (Arandjelović and Zisserman 2012).
 
     Raises ValueError for k below 1, alpha below 0, no rows and rows of another length."""
     check_number('alpha', alpha, lo=0)
@@ -72,7 +72,7 @@ def expand(
 def reciprocal(
     sims:Tensor, # (P, K) to the nearest rows of the gallery, falling
     rows:Tensor, # (P, K) which rows
-    reach:Tensor, # (N, K) what the nearest rows of each gallery row have
+    reach:Tensor, # (N, K) the same similarities of each gallery row
     k:int, # up to K
 ) -> csr_array: # (P, N) of ones: R(p, k) without p
     "Which of the k nearest rows have this row among their own k nearest"
@@ -88,7 +88,7 @@ def encoded(
     R:csr_array, # (P, N) of ones: R(p, k1)
     half:csr_array, # (N, N) of ones: R(g, k1 / 2), each with g
 ) -> csr_array: # (P, N) V before its mean, rows of sum 1; 0 where a set is empty
-    "Steps 2 and 3 of Zhong et al. 2017: sets joined to those that they mostly contain, weighted"
+    "Steps 2 and 3 of Zhong et al. 2017: sets extended by those that they mostly contain, weighted"
     parts, step = [], 4096
     for start in range(0, len(x), step):
         x_, R_ = x[start:start + step], R[start:start + step]
@@ -122,13 +122,13 @@ def rerank(
     gallery:Tensor, # (N, D)
     k:int=10, # answers to each
     k1:int=10, # neighbours that may be reciprocal; 20 in the paper
-    k2:int=3, # rows whose sets are averaged, with the row itself; 6 in the paper
+    k2:int=3, # rows whose sets are averaged, including the row itself; 6 in the paper
     lam:float=.3, # share of the cosine; 1 is the plain search
     candidates:int=100, # nearest rows of a query that get a new order, at least k
-) -> tuple: # (Q, k) 1 − distance, falling; (Q, k) rows of the gallery; -inf and -1 behind the last
+) -> tuple: # (Q, k) 1 − distance, falling; (Q, k) rows of the gallery; -inf and -1 after the last
     """k-reciprocal re-ranking (Zhong et al. 2017), each query by itself.
 
-    Every row of the gallery is searched as well, which takes N² products. Raises ValueError for
+    Also searches with every row of the gallery, which takes N² products. Raises ValueError for
     numbers below 1, `lam` outside 0 to 1, no rows and rows of another length."""
     for name, value in dict(k=k, k1=k1, k2=k2, candidates=candidates).items():
         check_number(name, value, lo=1, integer=True)
@@ -160,14 +160,15 @@ def rerank(
 
 # %% ../../nbs/57_search.refine.ipynb #ce3f65f2
 class Whitening:
-    """`whitening(z)` gives unit rows $x' ∝ Λ^{-1/2} Uᵀ (x − μ)$ (Jégou & Chum 2012).
+    """`whitening(z)` subtracts the mean, divides each principal direction by its standard deviation
+    and scales rows to length one (Jégou and Chum 2012).
 
     Directions with less than a millionth of the greatest variance are left out. Raises ValueError
     for fewer than two different rows and for more directions than there are."""
     def __init__(
         self,
         z:Tensor, # (N, D) training rows of any length
-        dim:int=None, # directions that are kept, those that vary most; default: all
+        dim:int=None, # number of directions kept, those that vary most; default: all
     ):
         x = unit(check_embeddings(z)).double()
         self.mean = x.mean(0)                                                   # (D,)
@@ -198,7 +199,7 @@ def mean_of_views(
 
 # %% ../../nbs/57_search.refine.ipynb #b548d3e6
 class CompactIndex:
-    """Unit rows in 2, 1 or 1/8 bytes a number, by faiss's quantizers, all of them compared.
+    """Unit rows in 2, 1 or 1/8 bytes per number, by quantizers of faiss. A search compares all rows.
 
     Raises ValueError for an unknown kind and no rows."""
     def __init__(
@@ -230,9 +231,9 @@ class CompactIndex:
         self,
         z:Tensor, # (Q, D) queries of any length
         k:int=10, # answers to each
-    ) -> tuple: # (Q, k) similarities, falling; (Q, k) rows; -inf and -1 behind the last
-        """Cosines with the rows as they are kept; of 'binary', the share of bits that agree minus
-        the share of those that do not."""
+    ) -> tuple: # (Q, k) similarities, falling; (Q, k) rows; -inf and -1 after the last
+        """Cosines with the rows as stored; for 'binary', the share of bits that agree minus the
+        share of bits that differ."""
         k = int(check_number('k', k, lo=1, integer=True))
         x = unit(check_embeddings(z)).float().numpy()
         if x.shape[1] != self.dim:

@@ -84,15 +84,15 @@ Modules:
 - `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them
 - `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected
 - `dml_nb.support.validate`: One form of message for every invalid argument
-- `dml_nb.training.bodies`: SqueezeNet and ResNet as torchvision has them, to be filled from a file without it.
+- `dml_nb.training.bodies`: torchvision's SqueezeNet and ResNet, filled from a file without importing torchvision
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss over the rows of all processes, with the exact gradient.
-- `dml_nb.training.embedding`: A body that sees, a pooling, a head that places, and rows of length one.
-- `dml_nb.training.features`: What is frozen is computed once; a trained embedder is saved without code.
+- `dml_nb.training.embedding`: A body for features, a pooling, a head, and embeddings of length one
+- `dml_nb.training.features`: Outputs of frozen networks, computed once, and trained embedders, saved without code
 - `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
-- `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch.
-- `dml_nb.training.networks`: Small networks, those of torchvision and timm, cut before the classifier, and the files their weights come from.
+- `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch
+- `dml_nb.training.networks`: Small networks, and those of torchvision and timm without their classifiers, with weights from files
 - `dml_nb.training.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""

@@ -1,9 +1,9 @@
-"""SqueezeNet and ResNet as torchvision has them, to be filled from a file without it.
+"""torchvision's SqueezeNet and ResNet, filled from a file without importing torchvision
 
-Importing torchvision takes nearly as long as importing torch. A network that is trained may wait
-for it. A command that opens a saved network, embeds one picture and ends should not. So the
-bodies that most people use are defined here a second time: `QUICK['resnet50']()` has torchvision's
-layers under torchvision's names, and does not import it.
+Importing torchvision takes nearly as long as importing torch. Training can afford that; a command
+that opens a saved network, embeds one picture and exits should not have to wait. So the most common
+bodies are defined here a second time: `QUICK['resnet50']()` has torchvision's layers under
+torchvision's names, without importing torchvision.
 
 Docs: https://dml-nb.github.io/dml_nb/training.bodies.html.md"""
 

@@ -1,10 +1,10 @@
-"""A body that sees, a pooling, a head that places, and rows of length one.
+"""A body for features, a pooling, a head, and embeddings of length one
 
-`create_embedder('resnet50', dim=64, weights='DEFAULT')` gives an `Embedder`: a body without its
-classifier, a pooling, a head, and rows of length one. The body is named or your own. Without
-`weights` it starts fresh. With them it carries their normalisation, so that pictures always go in
-as numbers from 0 to 1. `embedder.embed(images)` takes files, folders, PIL images, arrays, tensors
-or an `ImageSet`.
+`create_embedder('resnet50', dim=64, weights='DEFAULT')` returns an `Embedder`: a body without its
+classifier, a pooling, a head, and output rows of length one. Name the body or pass your own. Without
+`weights` it starts fresh. With them it also has their normalisation, so the input is always
+pictures with numbers from 0 to 1. `embedder.embed(images)` takes files, folders, PIL images, arrays,
+tensors or an `ImageSet`.
 
 Docs: https://dml-nb.github.io/dml_nb/training.embedding.html.md"""
 
@@ -41,11 +41,11 @@ from dml_nb.training.networks import (
 
 # %% ../../nbs/50_training.embedding.ipynb #ab92a278
 class Pool(nn.Module):
-    "One vector of many places: (B, F, h, w) -> (B, F); vectors are left as they are."
+    "One vector from many positions: (B, F, h, w) -> (B, F); vectors stay as they are."
 
     def __init__(self,
         kind:str='average', # 'average', 'max' or 'gem'
-        eps:float=1e-6, # what GeM takes for smaller numbers
+        eps:float=1e-6, # GeM replaces smaller numbers by it
     ):
         super().__init__()
         self.kind = check_choice('pooling', kind, 'average', 'max', 'gem')
@@ -139,15 +139,15 @@ class Embedder(nn.Module):
 def _batch_norms(
     body:nn.Module,
 ) -> list: # of modules
-    "Every BatchNorm of it."
+    "All its BatchNorm modules."
     return [m for m in body.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 def _hold_batch_norm(
     body:nn.Module, # changed in place
-    held:bool, # buffers, which no optimiser sees, or again parameters
+    held:bool, # True: buffers, which no optimiser sees; False: parameters
 ):
-    "Keep the weights of BatchNorm from being learned, or let them."
+    "Freeze the weights of BatchNorm, or let them learn again."
     for norm in _batch_norms(body):
         for name in ('weight', 'bias'):
             values = getattr(norm, name)
@@ -191,7 +191,7 @@ def frozen_batch_norm(self:Embedder, value):
 def train(self:Embedder,
     mode:bool=True, # training, or evaluation
 ) -> Embedder: # itself
-    "Set the mode of every part but those that are frozen."
+    "Set the mode of every part that is not frozen."
     nn.Module.train(self, mode)
     if self.frozen:
         self.body.eval()
@@ -221,7 +221,7 @@ def body_output(
     channels:int, # of the pictures
     size, # their side, or (height, width); None: vectors of `channels` numbers
 ) -> tuple: # the shape of its output for one picture
-    "Try a body on one black picture, or on a vector of zeros, and leave no trace."
+    "The output of a body for one black picture, or a vector of zeros; the body stays as it was."
     shape = (channels, *(sides_of(size) or ()))
     device = next((p.device for p in body.parameters()), 'cpu')
     with evaluating(body):
@@ -235,7 +235,7 @@ def plan_body(
     normalize,
     facts:dict, # from `find_weights`
 ) -> dict: # arch, channels, rgb, folded, mean, std, size
-    "What to build. Raises `ValueError` for pictures that the weights are not for."
+    "How to build a body. Raises `ValueError` if the weights are for pictures of other channels."
     name = arch if isinstance(arch, str) else None
     mean, std = (facts.get('mean'), facts.get('std')) if normalize is None else normalize
     rgb = 'mean' in facts
@@ -259,7 +259,7 @@ def build_body(
     pretrained:bool=False, # for networks of timm: with its weights
     filled:bool=False, # as in `create_network`
 ) -> tuple: # the whole network, the part that sees, and that part with its normalisation
-    "Fresh networks as planned."
+    "Fresh networks, built as planned."
     channels = 3 if plan.get('rgb') else plan.get('channels', 3)
     options = {}
     if is_timm(arch):
@@ -301,9 +301,9 @@ def fill_body(
 def create_embedder(
     arch='small_convnet', # a name, a function `channels -> nn.Module`, or an `nn.Module`
     dim:int=512, # of the embeddings; with `head=None` they are the features
-    channels:int=3, # of the pictures, or numbers of a vector
+    channels:int=3, # of the pictures, or length of a vector
     size='auto', # side of a picture, or (height, width); None: vectors; 'auto': as the body's usual
-    seed:int=None, # of the initial weights; None: torch's global generator goes on
+    seed:int=None, # of the initial weights; None: use torch's global generator
     weights=None, # None: fresh; 'DEFAULT': download; 'imagenet': from DML_NB_DATA; or a path
     pooling:str='average', # over places: 'average', 'max' or 'gem'
     dropout:float=0., # share of features dropped before the head
@@ -314,11 +314,11 @@ def create_embedder(
     normalize=None, # (mean, std) of each channel, in [0, 1]; None: as the weights need it
     fit:str='cut', # how files get that size: 'cut', 'squash' or 'pad'
 ) -> Embedder:
-    """An `Embedder`; the global random state is left alone if a seed is given.
+    """A new `Embedder`; with a seed, the global random state does not change.
 
     Raises `ValueError` for an unknown name, a bad setting, a body that gives no features, and
-    weights that do not fit it; `TypeError` for a function that gives no module; `OSError` for
-    weights that are not there or cannot be downloaded; `ImportError` for `timm:NAME` without
+    weights that do not fit it; `TypeError` for a function that returns no module; `OSError` for
+    weights that are missing or cannot be downloaded; `ImportError` for `timm:NAME` without
     timm."""
     for name, number in (('dim', dim), ('channels', channels)):
         check_number(name, number, lo=1, integer=True)
@@ -397,17 +397,17 @@ def in_unit_range(
 
 # %% ../../nbs/50_training.embedding.ipynb #b4f9eede
 def is_file(item) -> bool:
-    "Is that the name of a file, or a file in a zip?"
+    "Whether it is the name of a file, or a file in a zip."
     return isinstance(item, (str, os.PathLike)) or hasattr(item, 'archive')
 
 
 def is_content(item) -> bool:
-    "Is that what a file holds, or an open file?"
+    "Whether it is the content of a file, or an open file."
     return isinstance(item, (bytes, bytearray, memoryview)) or hasattr(item, 'read')
 
 
 def is_one(images) -> bool:
-    "One picture by its kind, or a folder, and not several?"
+    "Whether it is one picture, or a folder, by its type."
     return isinstance(images, Image.Image) or is_file(images) or is_content(images)
 
 
@@ -455,7 +455,7 @@ class Pictures:
         return list(images)
 
     def are_many(self, shape):
-        "Whether an array is a stack of pictures or vectors."
+        "Whether an array holds several pictures or vectors."
         if len(shape) == 3:
             return shape[0] not in self.allowed and shape[-1] not in (1, 3, 4)
         return len(shape) == 4 or len(shape) == 2 and self.size is None
@@ -463,7 +463,7 @@ class Pictures:
 # %% ../../nbs/50_training.embedding.ipynb #6c7bb156
 @patch
 def read(self:Pictures, i):
-    "One picture. Raises `TypeError` or `ValueError` for what is none."
+    "One picture. Raises `TypeError` or `ValueError` if it is none."
     item = self.items[i]
     if isinstance(item, tuple):
         item = item[0]                                  # of a data set: picture and label
@@ -509,7 +509,7 @@ def stack_batch(
 # %% ../../nbs/50_training.embedding.ipynb #ec81de5a
 @patch
 def read_or_error(self:Pictures, i):
-    "One picture, or why it cannot be read."
+    "One picture, or the error of reading it."
     try:
         return self.read(i)
     except (ValueError, OSError) as error:
@@ -539,15 +539,15 @@ def read_all(self:Pictures,
 # %% ../../nbs/50_training.embedding.ipynb #e0280a30
 def _rows_of(
     model:Embedder,
-    compute, # (b, C, H, W) -> (b, F): `model` or a method of it
+    compute, # (b, C, H, W) -> (b, F): `model` or one of its methods
     images, # as in `embed`
     bs:int, # pictures at once
     progress:bool=False, # show a bar if there is more than one batch
     tell=None, # (pictures done, of all) -> None
-    faults:dict=None, # takes {place: why it cannot be read}; None: that is an error
+    faults:dict=None, # collects {place: why it cannot be read}; None: raise the error
     kept=None, # `KeptPixels` of earlier commands, or None
 ) -> Tensor: # (N, F) float32 on the CPU, without those that have faults
-    "What `compute` gives for each picture, in evaluation mode, leaving no trace in `model`."
+    "The output of `compute` for each picture, in evaluation mode; `model` stays as it was."
     check_number('bs', bs, lo=1, integer=True)
     pictures = Pictures(images, model.made.get('channels'), model.size, model.fit, kept)
     if not len(pictures):
@@ -583,6 +583,6 @@ def embed(self:Embedder,
 ) -> Tensor: # (N, dim) float32 unit rows on the CPU, in order
     """Embeddings in evaluation mode; afterwards every submodule is in its own mode again.
 
-    Raises `ValueError` for what is no picture or does not fit, naming the file or its position,
-    `FileNotFoundError` for a file that is not there, `TypeError` for other things."""
+    Raises `ValueError` for what is no picture or does not fit, naming file or position,
+    `FileNotFoundError` for a missing file, `TypeError` for other types."""
     return _rows_of(self, self, images, bs, progress)

@@ -1,7 +1,7 @@
-"""What is frozen is computed once; a trained embedder is saved without code.
+"""Outputs of frozen networks, computed once, and trained embedders, saved without code
 
-`Features` computes once what a frozen body sees, so that a head trains in seconds, and
-`Activations` what the frozen part of a body sees, so that the rest of it trains in seconds too.
+`Features` computes the output of a frozen body once, so that a head trains in seconds. `Activations`
+does the same for the frozen part of a body, so that the rest of the body also trains in seconds.
 `save_embedder` writes weights as safetensors and the rest as JSON, and `load_embedder` runs no
 code from a file.
 
@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+
 from ..data.images import ImageSet
 from ..support.results import code_hash, versions
 from ..support.storage import Store, hash_of, write_atomically
@@ -46,7 +47,7 @@ def digest_of_tensors(
 def tensors_of(
     body:nn.Module,
 ) -> dict: # {name: tensor}
-    "Its weights, and its normalisation."
+    "Its weights and its normalisation."
     tensors = {f'body.{name}': x for name, x in body.state_dict().items()}
     if isinstance(body, NormalizedBody):
         tensors |= dict(mean=body.mean, std=body.std)
@@ -54,7 +55,7 @@ def tensors_of(
 
 
 def what_computes() -> list: # of texts
-    "The libraries and the code that decide what a body sees."
+    "The libraries and the code on which the features depend."
     libraries = [versions()[name] for name in ('torch', 'torchvision', 'timm')]
     return [*libraries, code_hash('dml_nb.training.features')]
 
@@ -62,7 +63,7 @@ def what_computes() -> list: # of texts
 def digest_of_pictures(
     images:ImageSet,
 ) -> str: # 64 hexadecimal digits
-    "SHA-256 of all stored pixels in order, and of how they are brought to one size."
+    "SHA-256 of all stored pixels in order, and of how they are resized."
     source = images.source
     pixels = getattr(source, 'pixels', None)
     facts = [source.shape, str(getattr(pixels, 'dtype', None))]
@@ -82,11 +83,11 @@ def tensor_bytes(
 
 
 def write_features(
-    file:Path, # its folder is made if need be
+    file:Path, # its folder is created if needed
     features:Tensor, # (N, F)
     **facts, # texts
 ):
-    "Whole or not at all. Raises `OSError` naming the file."
+    "Writes the whole file or none. Raises `OSError` naming the file."
     tensors = dict(features=features)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, tensor_bytes(tensors, **facts, sha256=digest_of_tensors(tensors)))
@@ -109,7 +110,7 @@ def read_features(
 
 # %% ../../nbs/50_training.features.ipynb #65058ace
 class Features(ImageSet):
-    """What a body sees in each picture, as an `ImageSet` of vectors: computed once, then read.
+    """The features of a body for each picture, as an `ImageSet` of vectors, computed only once.
 
     Raises `ValueError` for a damaged file and features that are not finite, `OSError` for a file
     that cannot be written."""
@@ -138,7 +139,7 @@ class Features(ImageSet):
 
     @staticmethod
     def key(embedder, images):
-        "64 hexadecimal digits that name all that decides the features."
+        "64 hexadecimal digits: a hash of all that decides the features."
         facts = [repr(embedder.body), repr(embedder.pool), embedder.pool.kind, *what_computes()]
         tensors = tensors_of(embedder.body)
         tensors |= {f'pool.{name}': x for name, x in embedder.pool.state_dict().items()}
@@ -147,9 +148,9 @@ class Features(ImageSet):
 # %% ../../nbs/50_training.features.ipynb #723f62b2
 def cut_body(
     body:nn.Module, # modules in a row, perhaps behind a normalisation
-    tail:int, # how many of those that have weights come behind the cut
-) -> tuple: # what comes before the cut, and what comes behind it
-    "Two bodies with the weights of the one. Raises `ValueError` where it cannot be cut so."
+    tail:int, # how many modules with weights come after the cut
+) -> tuple: # the parts before and after the cut
+    "Two bodies that share its weights. Raises `ValueError` if it cannot be cut there."
     row = body.network if isinstance(body, NormalizedBody) else body
     parts = row if isinstance(row, nn.Sequential) else []
     places = [i for i, part in enumerate(parts) if next(part.parameters(), None) is not None]
@@ -193,7 +194,7 @@ def half_maps(
     bs:int, # pictures at once
     progress:bool, # show bars
 ) -> Tensor: # (N, C, h, w) float16
-    "A thousand pictures after the other. Raises `ValueError` for too many, and too large, numbers."
+    "Computed by the thousand. Raises `ValueError` for too many, or too large, numbers."
     found = []
     for lo in range(0, len(images), 1024):
         some = images.subset(np.arange(lo, min(lo + 1024, len(images))))
@@ -210,11 +211,11 @@ def half_maps(
 
 # %% ../../nbs/50_training.features.ipynb #53420673
 class Activations(ImageSet):
-    """What the modules before the tail of a body give for each picture, as an `ImageSet` of maps:
-    computed once, then read. `tail` is the body behind the cut; it shares the embedder's weights.
+    """The output of the modules before the tail of a body, as an `ImageSet` of maps: computed once,
+    then read. `tail` is the body after the cut; it shares the embedder's weights.
 
-    Raises `ValueError` for a body that cannot be cut so, for activations that are too many or too
-    large, and for a damaged file, `OSError` for a file that cannot be written."""
+    Raises `ValueError` for a body that cannot be cut there, for too many or too large activations,
+    and for a damaged file; `OSError` for a file that cannot be written."""
 
     def __init__(self,
         embedder:Embedder, # its body, in evaluation mode; pooling and head are not used
@@ -243,7 +244,7 @@ class Activations(ImageSet):
 
     @staticmethod
     def key(before, images):
-        "64 hexadecimal digits that name all that decides the activations."
+        "64 hexadecimal digits: a hash of all that decides the activations."
         facts = [repr(before), 'float16', *what_computes()]
         return hash_of([facts, digest_of_tensors(tensors_of(before)), digest_of_pictures(images)])
 
@@ -257,7 +258,7 @@ _EMBEDDER = Store(
 
 @patch(as_prop=True)
 def config(self:Embedder):
-    "What it takes to build this network again, as JSON values."
+    "How to build this network again, as JSON values."
     return dict(
         self.made, pooling=self.pool.kind, frozen=self.frozen, size=self.size, fit=self.fit,
         frozen_batch_norm=self.frozen_batch_norm)
@@ -265,7 +266,7 @@ def config(self:Embedder):
 
 @patch
 def sha256(self:Embedder) -> str: # 64 hexadecimal digits
-    "Of all that decides its embeddings: weights, and what is done to pictures."
+    "Hash of all that decides its embeddings: weights, and how pictures are prepared."
     network = {name: value for name, value in self.config.items()
                if name not in _NOT_IN_EMBEDDINGS}
     return hash_of([network, digest_of_tensors(self.state_dict())])
@@ -273,13 +274,13 @@ def sha256(self:Embedder) -> str: # 64 hexadecimal digits
 
 def save_embedder(
     embedder:Embedder,
-    path, # a folder, made if need be
+    path, # a folder, created if needed
     **facts, # JSON values to keep beside it: the loss, the data's hash, ...
 ) -> Path: # the folder
-    """Weights as safetensors, the rest as JSON.
+    """Save the weights as safetensors and the rest as JSON.
 
-    Raises `TypeError` or `ValueError` for facts that JSON cannot hold, `OSError` naming the file
-    that cannot be written or the process that is writing there."""
+    Raises `TypeError` or `ValueError` for facts that JSON cannot hold, and `OSError` if a file
+    cannot be written, naming it, or if another process is writing there."""
     path = Path(path).expanduser()
     weights = {'weights.safetensors': tensor_bytes(embedder.state_dict())}
     _EMBEDDER.write(path, dict(network=embedder.config, facts=facts), weights)
@@ -292,7 +293,7 @@ def rebuilt(
     path, # where both are from, for errors
     arch=None, # as in `load_embedder`
 ) -> Embedder: # likewise
-    "Raises `ValueError` for what does not fit."
+    "Raises `ValueError` for a network or weights that do not fit."
     config = saved['network']
     arch = config.get('arch') if arch is None else arch
     if arch is None:
@@ -315,9 +316,9 @@ def load_embedder(
     path, # a folder from `save_embedder`
     arch=None, # the body, if it was your own function or module: files hold no code
 ) -> Embedder: # on the CPU, in evaluation mode, with `facts` as saved
-    """Build the network and fill it.
+    """Build the network and load its weights.
 
-    Raises `FileNotFoundError` where there is none, `ValueError` if its files are damaged, were
+    Raises `FileNotFoundError` if there is none, `ValueError` if its files are damaged, were
     changed, or do not fit the body."""
     path = Path(path).expanduser()
     saved, contents = _EMBEDDER.read(path)

@@ -2,13 +2,13 @@
 
 `dls = metric_dataloaders(train, valid)` and `learn = metric_learner(dls, 'small_convnet',
 dim=64)` give a fastai `Learner` like any other: `fit_one_cycle`, `lr_find`, `validate`,
-`get_preds`, `export`, callbacks and mixed precision work as ever, on a GPU where there is one.
-Losses and miners of pytorch-metric-learning may take the place of ours. Four things are new:
+`get_preds`, `export`, callbacks and mixed precision work as usual, on a GPU if there is one.
+Losses and miners of pytorch-metric-learning can replace ours. Four things are new:
 
 - training batches hold P classes × M images;
 - the classes of the validation set need not occur in training;
 - `Recall@1` and `MAP@R` are measured over the whole validation set after each epoch;
-- `learn.embed` gives unit embeddings, and `learn.show_results` shows what is found.
+- `learn.embed` returns unit embeddings, and `learn.show_results` shows what a search finds.
 
 Docs: https://dml-nb.github.io/dml_nb/training.learner.html.md"""
 
@@ -53,7 +53,7 @@ from ..weighting import PairLoss
 
 # %% ../../nbs/51_training.learner.ipynb #959138a8
 class ClassBatchDL(TfmdDL):
-    "Batches of P classes × M images, from the sampler's place on to the end of its cycle."
+    "Batches of P classes × M images, from the sampler's position to the end of its cycle."
 
     def __init__(self,
         dataset:ImageSet,
@@ -76,7 +76,7 @@ class ClassBatchDL(TfmdDL):
         return super().new(dataset, cls or TfmdDL, **kwargs)
 
     def augmented(self, x):
-        "One batch, shifted or turned as its place in training says."
+        "One batch, augmented; the generator depends on its position in training."
         if self.augment is None:
             return x
         s = self.sampler
@@ -95,7 +95,7 @@ class ClassBatchDL(TfmdDL):
 # %% ../../nbs/51_training.learner.ipynb #3ae9352c
 def metric_dataloaders(
     train:ImageSet, # to train on
-    valid:ImageSet, # to measure on; its classes may be others
+    valid:ImageSet, # to measure on; its classes may differ
     classes:int=8, # P: classes per training batch
     per_class:int=4, # M: images of each
     valid_bs:int=256, # images per validation batch
@@ -192,12 +192,12 @@ def say_why(self:RetrievalMetrics):
 def _some(
     values:np.ndarray,
 ) -> str:
-    "The first eight of them."
+    "The first eight values."
     return f'{values[:8].tolist()}' + (' …' if len(values) > 8 else '')
 
 
 class StopOnNaN(Callback):
-    "Stops with a `FloatingPointError` that names batch and items where numbers are not finite."
+    "Raises `FloatingPointError`, naming batch and items, if numbers are not finite."
     order = 20                              # after mixed precision has turned embeddings to float32
 
     def items(self):
@@ -234,7 +234,7 @@ class PeerLoss(nn.Module):
     def __init__(self,
         loss:nn.Module, # of theirs or of ours
         miner=None, # of theirs: (z, labels) -> index tensors
-        title:str=None, # how it is written; None: by its class
+        title:str=None, # its `repr`; None: by its class
     ):
         super().__init__()
         self.loss = loss
@@ -250,7 +250,7 @@ class PeerLoss(nn.Module):
     def forward(self,
         z:Tensor, # (B, D)
         labels:Tensor, # (B,) integers, -1 for none
-        tuples=None, # index tensors, as their trainers pass them; None: what the miner gives
+        tuples=None, # index tensors, as their trainers pass them; None: those of the miner
     ) -> Tensor: # scalar; 0 where no row has a label that the loss knows
         value = self.value(z, labels, tuples)
         return value.expand(len(z)) if self.reduction == 'none' else value
@@ -283,9 +283,9 @@ def needed(
 
 @patch
 def meet(self:PeerLoss,
-    labels, # (C,) of training, in order; None: they are 0 to C - 1
+    labels, # (C,) of training, in order; None: they are 0 to C − 1
 ):
-    "Learn which class each weight is for. Raises `ValueError` for fewer weights than classes."
+    "Assign the weights to classes. Raises `ValueError` for fewer weights than classes."
     if 'num_classes' not in needed(type(self.loss)) or labels is None:
         return
     given = self.loss.num_classes                           # 0 where their class forgets it
@@ -366,7 +366,7 @@ def _set_hyper(
 
 @patch
 def create_opt(self:MetricLearner):
-    "As fastai's. What a loss learns, such as proxies, is a group of its own, the last."
+    "As fastai's. The parameters of the loss, such as proxies, are the last group."
     splitter = self.splitter
     self.splitter = partial(_groups_with_loss, splitter, self.loss_func)
     try:
@@ -382,7 +382,7 @@ def create_opt(self:MetricLearner):
 def freeze_to(self:MetricLearner,
     n:int, # the first group of the network that trains; below 0: counted from its last
 ):
-    "As fastai's; what a loss learns trains on."
+    "As fastai's; the parameters of the loss are never frozen."
     if self.opt is None:
         self.create_opt()
     groups = len(self.opt.param_lists) - bool(_learned(self.loss_func))
@@ -443,8 +443,8 @@ class OnLevels(nn.Module):
 
 # %% ../../nbs/51_training.learner.ipynb #e97cbf13
 def metric_learner(
-    dls:DataLoaders, # from `metric_dataloaders`, whose batches start at epoch 0; or any of fastai's
-    arch, # as in `create_embedder`, or an `Embedder`, which is taken with its own dimension
+    dls:DataLoaders, # from `metric_dataloaders`, then started at epoch 0; or any of fastai's
+    arch, # as in `create_embedder`, or an `Embedder`, which keeps its own dimension
     loss_func=None, # of `dml_nb.losses` or of pytorch-metric-learning; None: `DEFAULT_LOSS`
     dim:int=512, # of the embeddings
     weights=None, # of the body, as in `create_embedder`; None: fresh
@@ -496,7 +496,7 @@ def metric_learner(
 def embed(self:MetricLearner,
     dl=None, # a DataLoader, or an `ImageSet`; None: the validation set
 ) -> tuple: # (N, dim) float32 unit rows; (N,) int64 labels, -1: none, or sets; on the CPU
-    """Embeddings in evaluation mode and full precision; afterwards every submodule is in its mode.
+    """Embeddings in evaluation mode and full precision; every submodule keeps its mode.
 
     A training loader is read in order, without augmentation. Raises `ValueError` for an empty
     set."""
@@ -550,7 +550,7 @@ def show_results(self:MetricLearner,
 
 # %% ../../nbs/51_training.learner.ipynb #bb49f165
 class StopSearch(Callback):
-    "Ends `lr_find` when the smoothed loss rises far above its lowest value, or is not finite."
+    "Ends `lr_find` if the smoothed loss rises far above its lowest value, or is not finite."
     order = LRFinder.order + 1                              # after the finder noted the loss
 
     def __init__(self,
@@ -582,9 +582,9 @@ def lr_find(self:MetricLearner,
     stop_div:bool=True, # stop when the loss rises far above its lowest value
     **kwargs, # `show_plot` and `suggest_funcs`, as in fastai
 ): # fastai's suggestions by name, such as `valley`
-    """fastai's `lr_find`, for losses of either sign; weights and batches are where they were.
+    """fastai's `lr_find`, for losses of either sign; weights and batches are restored.
 
-    Raises `ValueError` if the loss rises or is not finite before there is anything to propose."""
+    Raises `ValueError` if the loss rises or is not finite too early to propose a rate."""
     watchers = [cb for cb in self.cbs if isinstance(cb, StopOnNaN)]
     learned = copy.deepcopy(self.loss_func.state_dict()) if _learned(self.loss_func) else None
     sampler = getattr(self.dls.train, 'sampler', None)

@@ -1,10 +1,10 @@
 """Past embeddings as references, batches larger than memory, and a temperature that is learned
 
-A loss on pairs learns from the pairs that it sees, and a batch holds few: of 32 images the
-most, 31 for each. This page gives a loss more to look at, in two ways, and a number to learn:
+A loss on pairs learns from the pairs in its batch, and these are few: in a batch of 32, each image
+has 31 partners. This page has two ways to more pairs, and a loss that learns its temperature:
 
 - `CrossBatchMemory(loss, size)` keeps the embeddings of the last batches as references. They
-  cost nothing to make, but come from a network of a little earlier (X. Wang, H. Zhang, W. Huang
+  cost nothing to compute, but come from the network of some steps ago (X. Wang, H. Zhang, W. Huang
   and M. R. Scott, *Cross-Batch Memory for Embedding Learning*, CVPR 2020);
 - `GradientCache(chunk)` trains on a batch of thousands in the memory of one chunk, with the
   gradient of the whole batch (L. Gao, Y. Zhang, J. Han and J. Callan, *Scaling Deep Contrastive
@@ -43,7 +43,7 @@ from ..engine.inputs import as_peers_call, demanding_term, read_labels, reader_w
 
 # %% ../../nbs/53_training.memory.ipynb #70beb577
 class AroundLoss(nn.Module):
-    "What acts on the operands of a loss, and is called as the loss is"
+    "A wrapper that changes the operands of a loss and is called as the loss is"
     def __init__(
         self,
         loss, # (z, labels, ref, ref_labels, self_index) -> a scalar
@@ -53,14 +53,12 @@ class AroundLoss(nn.Module):
 
     @property
     def reduction(self):
-        "The loss's own: fastai sets it to 'none' for a while."
+        "The loss's own, which fastai sets to 'none' for a while."
         return self.loss.reduction
 
     @reduction.setter
     def reduction(self, value):
         self.loss.reduction = value
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #0873f12c
 class CrossBatchMemory(AroundLoss):
@@ -107,14 +105,14 @@ class CrossBatchMemory(AroundLoss):
 # %% ../../nbs/53_training.memory.ipynb #5a0c71d4
 def no_label(
     labels:Tensor, # classes (n,), levels (n, L), or sets (n, C) of booleans
-) -> int: # that says: none
+) -> int: # the value that means none
     return 0 if labels.dtype == torch.bool else -1
 
 # %% ../../nbs/53_training.memory.ipynb #f3fdf626
 @patch
 def store(
     self:CrossBatchMemory,
-    z:Tensor, # (B, D) of all ranks; gradients are left behind
+    z:Tensor, # (B, D) of all ranks; gradients are dropped
     labels, # (B,), or (B, ...) as the loss reads them
 ) -> Tensor: # (min(B, M),) places of the rows in the ring; none during warm-up
     """Count a training step, and write its rows over the oldest. Rows that are not finite are
@@ -155,14 +153,12 @@ def _make_room(self:CrossBatchMemory, z, labels):
         for name in ('rows', 'labels', 'stored_at'):
             setattr(self, name, getattr(self, name).to(z.device))
 
-
-
 # %% ../../nbs/53_training.memory.ipynb #9a9d4093
 def rows_of_all_ranks(
     z:Tensor, # (B, D) without gradient
     labels:Tensor, # (B,)
 ) -> tuple: # (ΣB, D), (ΣB,) in the order of ranks, the same on every rank
-    "Rows and labels of all processes, uneven counts too; of this one where it is alone."
+    "Rows and labels of all processes, whose batches may differ in size."
     alone = not (distributed.is_available() and distributed.is_initialized())
     if alone or distributed.get_world_size() == 1:
         return z, labels
@@ -180,8 +176,6 @@ def rows_of_all_ranks(
         return torch.cat([part[:n] for part, n in zip(parts, counts)])
 
     return gathered(z), gathered(labels)
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #6bb2783c
 @patch
@@ -282,15 +276,13 @@ def drift(
     self:CrossBatchMemory,
     model:nn.Module, # that made the rows
     x:Tensor, # (n, ...) items whose rows are stored
-    places:Tensor, # (n,) where, as `store` said
+    places:Tensor, # (n,) their places, as `store` returned them
 ) -> Tensor: # (n,) from 0 to 2
     "One minus the cosine between each stored row and what `model`, in evaluation, gives now."
     with evaluating(model):
         now = unit(model(x).float())
     then = self.rows[places.to(self.rows.device)]
     return 1 - (now * then.to(now)).sum(1)
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #e157c5fd
 class MemoryDrift(Callback):
@@ -343,7 +335,7 @@ def row_count(
 
 
 def take_rows(item, rows:slice):
-    "Those rows of every tensor in it; what is no tensor as it is."
+    "The same rows of every tensor in it; other values as they are."
     if isinstance(item, Tensor):
         return item[rows]
     if isinstance(item, dict):
@@ -352,15 +344,13 @@ def take_rows(item, rows:slice):
         return type(item)(take_rows(value, rows) for value in item)
     return item
 
-
-
 # %% ../../nbs/53_training.memory.ipynb #8aca57a4
 @contextmanager
 def noting_state(
     network:nn.Module,
     before:list, # gets (module, name, copy) of each buffer that is changed inside
 ):
-    "Buffers as they were: running statistics (whose versions torch does not count), and others."
+    "Copy the buffers that change inside, also running statistics, which torch does not count."
     buffers = [(module, name, buffer, buffer._version, buffer.clone())
                for module in network.modules()
                for name, buffer in module.named_buffers(recurse=False)]
@@ -375,7 +365,7 @@ def noting_state(
 def state_again(
     before:list, # from `noting_state`
 ):
-    "Inside, these buffers are as they were; what happens to them there leaves no trace."
+    "Inside, these buffers have their earlier values; afterwards they have those of now again."
     now = [getattr(module, name) for module, name, _ in before]
     for module, name, copy in before:
         setattr(module, name, copy.clone())
@@ -390,7 +380,7 @@ def state_again(
 def frozen_batch_norms(
     network:nn.Module,
 ):
-    "Inside, batch norms use their running statistics and leave them alone."
+    "Inside, batch norms use their running statistics without updating them."
     norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.training]
     for norm in norms:
         norm.training = False
@@ -400,14 +390,12 @@ def frozen_batch_norms(
         for norm in norms:
             norm.training = True
 
-
-
 # %% ../../nbs/53_training.memory.ipynb #b0cd2a71
 def replace_next_call(
     network:nn.Module,
     instead, # (forward, *args, **kwargs) -> what the call gives
-): # a function that takes the replacement back
-    "Let `instead` answer the next call of `network`, and that one alone."
+): # a function that undoes the replacement
+    "Replace the next call of `network`, and only that one, by `instead`."
     own = vars(network).get('forward')                  # what another tool put there
     forward = network.forward
 
@@ -423,8 +411,6 @@ def replace_next_call(
 
     network.forward = answer
     return restore
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #142c8b59
 class GradientCache(Callback):
@@ -466,7 +452,7 @@ class GradientCache(Callback):
             self.restore = None
 
     def _prepare(self, model):
-        "The next call of the network itself, inside of what distributes it, goes by chunks."
+        "Let the next call of the network, inside any wrapper, go by chunks."
         is_wrapped = isinstance(model, (DataParallel, DistributedDataParallel))
         network = model.module if is_wrapped else model
 
@@ -474,8 +460,6 @@ class GradientCache(Callback):
             return self._in_chunks(network, forward, args, kwargs)
 
         return replace_next_call(network, instead)
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #91db22e7
 @patch
@@ -499,7 +483,7 @@ def _in_chunks(
             return forward(*x, **options)
 
     def contexts():
-        "Of the first computation and of the second."
+        "Contexts of the first and of the second computation."
         before = []
         return noting_state(network, before), state_again(before)
 
@@ -516,8 +500,6 @@ def _in_chunks(
         parts.append(z)
     order = torch.cat([torch.arange(B)[i::n] for i in range(n)])
     return torch.cat(parts)[order.argsort().to(parts[0].device)]
-
-
 
 # %% ../../nbs/53_training.memory.ipynb #78a749ef
 class Temperature(AroundLoss):

@@ -1,13 +1,12 @@
-"""What each paper's method does to its pairs, epoch by epoch.
+"""What each paper's method does to its pairs, epoch by epoch
 
-Five callbacks train and watch the method of one paper each: `MultiSimilarityCallback`,
-`DROCallback`, `DiscrepancyCallback`, `AdaptedTripletCallback` and `CITCallback`. They share [how
-they watch](52_training.callbacks.ipynb) with `LossCallback` and `PairStatistics`.
+Five callbacks each train and watch the method of one paper: `MultiSimilarityCallback`,
+`DROCallback`, `DiscrepancyCallback`, `AdaptedTripletCallback` and `CITCallback`. They watch
+[in the same way](52_training.callbacks.ipynb) as `LossCallback` and `PairStatistics`.
 
-- Give the paper's loss as the Learner's own, and its callback finds, watches and schedules it.
-  Where the Learner has another loss, the callback adds its own.
-- Some numbers become columns of the recorder; all of them stand in `history`, and `plot()` draws
-  them.
+- If the loss of the Learner is the paper's, the callback finds, watches and schedules it.
+  If the Learner has another loss, the callback adds its own.
+- Some numbers become columns of the recorder. `history` holds all of them, and `plot()` draws them.
 
 Docs: https://dml-nb.github.io/dml_nb/training.methods.html.md"""
 
@@ -40,7 +39,7 @@ def find_term(
     loss, # the Learner's
     kinds, # class or classes
 ) -> tuple: # the first loss of that kind, None if there is none; (sum, index) where a sum weighs it
-    "A loss within a loss."
+    "Find a loss of one kind within a loss."
     if not isinstance(loss, nn.Module):
         return None, None
     if isinstance(loss, kinds):
@@ -54,8 +53,9 @@ def find_term(
 
 # %% ../../nbs/52_training.methods.ipynb #c5ab3370
 class PaperCallback(LossCallback):
-    """Watches the Learner's own loss of one paper, or adds one; a subclass says `kinds`, the first
-    of which is the default, and what to `measure(z, labels, S, value, W)`."""
+    """Watches the Learner's own loss of one paper, or adds one.
+
+    A subclass sets `kinds` (the first is the default) and `measure(z, labels, S, value, W)`."""
     columns = ()
     kinds = ()                              # classes of the paper's losses
 
@@ -167,7 +167,7 @@ def costs_of_rows(
     labels:Tensor, # (B,)
     W:Tensor, # (B, B) its weights
 ) -> Tensor: # (B,) float64: the sum over the rows of a class is its cost φ
-    "What each row has in the cost of its class."
+    "The part of each row in the cost of its class."
     if type(term.divergence) is Wasserstein:
         T = W.double()
         logs = torch.where(T > 0, T, 1.).log()
@@ -187,7 +187,7 @@ class DiscrepancyCallback(PaperCallback):
     kinds = ClassDiscrepancy,
 
     def __init__(self,
-        loss=None, # `ClassDiscrepancy(divergence)` or a `DCDL(...)` to add; None: as it is found
+        loss=None, # `ClassDiscrepancy(divergence)` or a `DCDL(...)` to add; None: the Learner's own
         weight:float=.5, # of what is added: λ, unless that is a sum with a λ of its own
         schedule=None, # share of training in [0, 1] -> factor of λ
         layer=None, # module, or its name, that gives the embeddings; None: what the model gives
@@ -232,8 +232,8 @@ class DiscrepancyCallback(PaperCallback):
 def ratios_of_unlabelled(
     z:Tensor, # (B, D)
     labels:Tensor, # (B,) integers, -1 for unlabelled
-) -> dict: # {class: share}; empty where one of both kinds is missing
-    "Which mixture of the classes the unlabelled embeddings look like."
+) -> dict: # {class: share}; empty if all or no rows have labels
+    "The mixture of classes that fits the mean of the unlabelled embeddings."
     free = labels < 0
     classes, means = class_means(z, labels)
     if not len(classes) or not free.any():
@@ -292,7 +292,7 @@ class AdaptedTripletCallback(PaperCallback):
 # %% ../../nbs/52_training.methods.ipynb #608a4398
 @patch
 def draw(self:AdaptedTripletCallback, axes):
-    "The bias, and shares of unlabelled images or λ where there are any."
+    "The bias, and shares of unlabelled images or λ if there are any."
     axes[0].plot(self.series('bias'), 'o-', color=GREEN)
     over_epochs(axes[0], 'bias of the selection')
     ratios = self.history[-1]['class_ratios']

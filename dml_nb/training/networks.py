@@ -1,9 +1,9 @@
-"""Small networks, those of torchvision and timm, cut before the classifier, and the files their weights come from.
+"""Small networks, and those of torchvision and timm without their classifiers, with weights from files
 
-A body is what sees: a small network of this page, a network of torchvision, `timm:NAME`, or your
-own. It is cut before its classifier, and filled with weights that torchvision or timm publishes or
-that a file holds, together with their normalisation. [An embedder](50_training.embedding.ipynb)
-puts a pooling and a head behind it.
+A *body* is the part of a network that turns pictures into features, without the classifier. It is a
+small network of this page, a network of torchvision, `timm:NAME`, or your own. Its weights are fresh,
+published by torchvision or timm, or read from a file, and come with the normalisation that they
+need. [An embedder](50_training.embedding.ipynb) adds a pooling and a head.
 
 Docs: https://dml-nb.github.io/dml_nb/training.networks.html.md"""
 

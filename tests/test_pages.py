@@ -273,6 +273,20 @@ def test_what_folds_is_closed_again(page):
 
 
 @each_page
+def test_no_fold_is_empty(page):
+    "The site hides exported cells: details that hold nothing else would open to nothing"
+    hidden, parts = re.compile(r'^#\| (export|exporti|hide)\b', re.M), []
+    for cell in cells(page):
+        source = ''.join(cell['source'])
+        if cell['cell_type'] == 'markdown':
+            parts.append(re.sub('<summary>.*?</summary>', '', source, flags=re.S))
+        elif not hidden.search(source):
+            parts.append(source)
+    inside = re.findall('<details>(.*?)</details>', '\n'.join(parts), re.S)
+    assert all(each.strip() for each in inside)
+
+
+@each_page
 def test_few_assertions_stand_open(page):
     "A check that teaches stays open; groups of them fold under a line that says what they show"
     hidden = folded(page)

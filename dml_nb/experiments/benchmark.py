@@ -1,4 +1,4 @@
-"""`dml bench` times this package and its peers on your machine.
+"""One command times this package and its peers on your machine.
 
 A time means little without its machine, and less without the times of other libraries. `bench` runs
 the [comparisons](66_experiments.comparisons.ipynb) of a group on your machine. Each runs in a fresh

@@ -1,4 +1,4 @@
-"""The jobs that `dml bench` times, as short programs for this package and for other libraries.
+"""The jobs that the benchmark times, as short programs for this package and for other libraries.
 
 `dml bench` runs the comparisons that are listed here. To add one, append a `Comparison` to
 `COMPARISONS`: its group, its sizes, and the program of each library. Libraries that are not installed

@@ -1,4 +1,4 @@
-"""`run` trains what a recipe describes; the same recipe gives the same numbers.
+"""Train what a recipe describes: the same recipe gives the same numbers.
 
 `run(Recipe(loss='triplet', seed=1))` trains once and returns a dictionary of numbers: how well raw
 pixels, the untrained network and the trained network retrieve, the curve between, and the time. The

@@ -33,15 +33,15 @@ Modules:
 - `dml_nb.evaluation.relevance`: The measures of a ranking where items share labels, or are relevant by degrees.
 - `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
-- `dml_nb.experiments.benchmark`: One command that times this package and its peers on your machine: `dml bench`.
-- `dml_nb.experiments.compare`: Two questions for each loss and seed, and means with intervals.
-- `dml_nb.experiments.comparisons`: Jobs that every library of the field offers, as short programs, with the sizes at which `dml bench` times them.
-- `dml_nb.experiments.recipe`: A recipe says everything that decides the numbers of a training, and goes through JSON.
+- `dml_nb.experiments.benchmark`: One command times this package and its peers on your machine.
+- `dml_nb.experiments.compare`: Each loss answers two questions, with several seeds; the table has means and intervals.
+- `dml_nb.experiments.comparisons`: The jobs that the benchmark times, as short programs for this package and for other libraries.
+- `dml_nb.experiments.recipe`: A recipe holds everything that decides the numbers of a training, and can be saved as JSON.
 - `dml_nb.experiments.report`: Table, curves, t-SNE and neighbours of a comparison as one HTML page.
-- `dml_nb.experiments.statistics`: Several seeds give an interval, and a difference is held against its own.
-- `dml_nb.experiments.store`: A finished run is a file, named by a hash of everything that decides its numbers.
-- `dml_nb.experiments.sweeps`: A grid of settings, run in several processes, and the best setting by the validation classes.
-- `dml_nb.experiments.trial`: The same recipe gives the same result.
+- `dml_nb.experiments.statistics`: Several seeds give a mean with an interval, and tell a difference from noise.
+- `dml_nb.experiments.store`: Each finished run is a file, named by a hash of everything that decides its numbers.
+- `dml_nb.experiments.sweeps`: A grid of settings runs in several processes; validation classes choose the best setting.
+- `dml_nb.experiments.trial`: Train what a recipe describes: the same recipe gives the same numbers.
 - `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 - `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.

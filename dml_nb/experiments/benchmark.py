@@ -1,10 +1,9 @@
-"""One command that times this package and its peers on your machine: `dml bench`.
+"""One command times this package and its peers on your machine.
 
-A time without its machine is worth little, and a time of one library without its rivals' even
-less. `bench` runs the [comparisons](66_experiments.comparisons.ipynb) of a group on the machine at
-hand, each in a fresh process in which the rivals take turns, and the memory of each in a process of
-its own. It keeps medians and quartiles in a file of this kind of machine, beside the least that the
-arithmetic itself takes.
+A time means little without its machine, and less without the times of other libraries. `bench` runs
+the [comparisons](66_experiments.comparisons.ipynb) of a group on your machine. Each runs in a fresh
+process, in which the libraries take turns; memory is measured in a process of its own. Medians and
+quartiles are kept in a file for this kind of machine, with the time of the bare arithmetic.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.benchmark.html.md"""
 
@@ -32,8 +31,8 @@ def program(
     size:dict,
     threads:int,
     sides:list, # of `Side`
-) -> str: # Python source that makes data, and one function for each side in `jobs`
-    "What a process of this comparison begins with: data, set-ups and warm-ups on a small case."
+) -> str: # Python source that makes data, and a function for each side in `jobs`
+    "The start of a process of this comparison: data, set-ups and warm-ups on a small case."
     parts = ['import torch', f'torch.set_num_threads({threads})', 'torch.manual_seed(0)',
              DATA[comparison.make].format(**size), 'z, y, u = make(*small)', 'jobs = {}']
     for i, side in enumerate(sides):
@@ -74,8 +73,8 @@ def timed(
     turns:int,
     budget:float, # seconds
     sides:list, # of `Side`
-) -> tuple: # two dicts: who -> seconds of all turns; who -> operators, where they are counted
-    "Raises RuntimeError with what a job said if it fails."
+) -> tuple: # two dicts: who -> seconds of all turns; who -> operators, if they are counted
+    "Raises `RuntimeError` with the error of a job that fails."
     code = [program(comparison, size, threads, sides), f'turns, budget = {turns}, {budget}',
             f'counted = {comparison.operators}', TURNS]
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', '\n'.join(code)],
@@ -92,7 +91,7 @@ FREE = {
 
 
 class Operators(TorchDispatchMode):
-    "While it is active, counts what is dispatched by name, except what is `FREE`"
+    "While active, counts dispatched operators by name, except those in `FREE`"
     def __init__(self):
         super().__init__()
         self.count = Counter()
@@ -108,11 +107,11 @@ def measure(
     comparison:Comparison,
     size:dict, # one of its sizes
     threads:int=1,
-    turns:int=None, # None: as the comparison says
+    turns:int=None, # None: those of the comparison
     budget:float=60., # seconds that the turns may take
-    memory:bool=True, # measure it as well
+    memory:bool=True, # also measure memory
 ) -> list: # of dicts, one for each side
-    "Median seconds and their quartiles, and extra megabytes, of each side; absent ones are named."
+    "Median seconds with quartiles, and extra megabytes, of each side, with a row for absent ones."
     sides = [side for side in comparison.sides if side.version is not None]
     seconds, operators = timed(comparison, size, threads, turns or comparison.turns, budget, sides)
     rows = []
@@ -138,14 +137,14 @@ def measure(
 # %% ../../nbs/67_experiments.benchmark.ipynb #c7936504
 def bench(
     what:str='all', # a group: small, losses, miners, triplets, transport, evaluation, ...; or 'all'
-    folder='bench', # where a file for this kind of machine is kept
-    quick:bool=False, # the important sizes only, fewer turns, no memory
+    folder='bench', # the folder of files, one for each kind of machine
+    quick:bool=False, # only the important sizes, fewer turns, no memory
     threads:int=1,
     progress=None, # called with a line of text before each measurement
 ) -> dict: # {'path': of the file, 'rows': list of dicts}
-    """Time and memory of this package and of its installed peers, by turns in fresh processes.
-    Raises ValueError for an unknown group and for a quick run of one that has no important sizes,
-    RuntimeError with what a job said if it fails."""
+    """Time and memory of this package and its installed peers, which take turns in fresh processes.
+    Raises `ValueError` for an unknown group and for a quick run of a group without important sizes,
+    and `RuntimeError` with the error of a job that fails."""
     measured = [comparison for comparison in COMPARISONS if comparison.quick or not quick]
     groups = list(dict.fromkeys(comparison.group for comparison in measured))
     if what not in ('all', *groups):
@@ -177,7 +176,7 @@ def bench(
 def bench_table(
     rows:list, # of dicts, as `bench` gives them
 ) -> list: # of tuples: job, size, who, time, to ours, to the limit, MB
-    "What a table shows, one line for each side; what is not installed is said to be absent."
+    "The lines of a table, one for each side; libraries that are not installed are absent."
     lines, sizes = [], ('B', 'D', 'classes', 'side')
     for row in rows:
         alike = [other for other in rows if all(

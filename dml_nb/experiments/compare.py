@@ -1,9 +1,9 @@
-"""Two questions for each loss and seed, and means with intervals.
+"""Each loss answers two questions, with several seeds; the table has means and intervals.
 
-`run_all(comparison_recipes(images, losses), images, folder)` is what `dml compare` does: for each
-loss and seed two runs, one on new pictures of known classes and one on new classes; their rows, and
-a table of means and intervals over seeds, which begin with three of them. Raw pixels and the untrained network are the
-two rivals in each row.
+`run_all(comparison_recipes(images, losses), images, folder)` is what `dml compare` does. For each
+loss and seed it makes two runs: one searches new pictures of known classes, the other new classes.
+It returns a row per loss and seed, and a table of means, with intervals if there are at least three
+seeds. The first two lines are the rivals of every loss: raw pixels and the untrained network.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.compare.html.md"""
 
@@ -34,9 +34,9 @@ MEASURES = ['recall@1', 'map@r', 'unseen_recall@1', 'unseen_map@r', 'seconds']
 def comparison_rows(
     runs:list, # results of `run`
 ) -> list: # dictionaries: loss, seed, and those of `MEASURES` that were measured
-    """One row per loss and seed; `seconds` are those of training, summed over the questions.
+    """One row per loss and seed; `seconds` is the time of training, summed over the questions.
 
-    Raw pixels and the untrained network, which training does not touch, come first."""
+    Raw pixels and the untrained network come first."""
     rows = {}
     titles = dict(pixels='raw pixels', input='features', untrained='untrained', trained=None)
     for part, rival in titles.items():
@@ -59,7 +59,7 @@ def comparison_rows(
 def comparison_table(
     rows:list, # from `comparison_rows`
 ) -> list: # per loss: loss, seeds, and per measure [mean, low, high]; None for fewer than 3 seeds
-    "Means and 95 % intervals over seeds: those of shares within [0, 1], of seconds from 0 up."
+    "Means and 95 % intervals over seeds; those of shares stay within [0, 1], of seconds above 0."
     table = []
     for loss in dict.fromkeys(row['loss'] for row in rows):
         mine = [row for row in rows if row['loss'] == loss]
@@ -77,7 +77,7 @@ def comparison_table(
     return table
 
 # %% ../../nbs/64_experiments.compare.ipynb #11a0c3a3
-#: Fields of a recipe for the letters that come with the package
+#: Recipe fields for the letters that come with the package
 FOR_GLYPHS = dict(body_width=8, lr=6e-3)
 
 
@@ -85,7 +85,7 @@ def questions_of(
     images:ImageSet,
     turned:bool, # train on pictures in their eight positions, for unseen classes
 ) -> list: # of (`split` and `turned` of a recipe, classes to train on)
-    "New pictures of known classes, and new classes; these alone where the set holds some back."
+    "New pictures of known classes, and new classes; only the latter if the set holds some back."
     if images.split is not None and {'train', 'test'} <= set(images.split.tolist()):
         train, test = (images.subset(part) for part in official_parts(images))
         if not shared_classes(train, test):
@@ -104,7 +104,7 @@ def comparison_recipes(
     batch:int=80, # pictures
     **settings, # further fields of `Recipe`
 ) -> list: # of `Recipe`
-    "The questions for each loss and seed; the first seed keeps pictures. Raises as `Recipe`."
+    "Both questions for each loss and seed; the first seed keeps pictures. Raises like `Recipe`."
     if not losses:
         raise ValueError(f'losses: expected at least one of {", ".join(LOSSES)}, got none')
     check_number('seeds', seeds, lo=1, integer=True)
@@ -132,15 +132,15 @@ def run_all(
     images:ImageSet, # that data
     folder, # of finished runs
     fresh:bool=False, # ignore finished runs
-    progress=None, # (recipe, epochs) -> None after each epoch, and once for each run that is there
+    progress=None, # (recipe, epochs) -> None, after each epoch, and once for each finished run
 ) -> dict: # JSON values: machine, versions, threads, seed, data, settings, losses, rows, table…
-    """Run them all, or take them from their files, and compare.
+    """Runs all recipes, or reads finished runs from their files, and compares them.
 
-    What does not fit together is said before the first training: raises as `run`, `ValueError` for
-    a file that holds no run, and `OSError` naming a file that cannot be written."""
+    Recipes that do not fit the data raise before the first training. Raises the errors of `run`,
+    `ValueError` for a file without a run, and `OSError` naming a file that cannot be written."""
     for recipe in recipes:
         split_images(recipe, images)
-    shelf = Shelf(images)                                   # so pixels are searched once for all
+    shelf = Shelf(images)                                   # so that pixels are searched only once
     runs = []
     for recipe in recipes:
         each = None if progress is None else partial(progress, recipe)
@@ -164,7 +164,7 @@ def provenance(
     images:ImageSet,
     runs:list, # results of `run`
 ) -> dict:
-    "Where the numbers come from: what all runs share, and lists of what varies."
+    "Where the numbers come from: settings that all runs share, and lists of those that vary."
     settings = {}
     for name in asdict(recipes[0]):
         seen = []
@@ -195,5 +195,5 @@ def save_results(
     path, # of the file
     results:dict, # from `run_all`
 ):
-    "Write them, with the date. Raises `OSError` naming the file if that is not possible."
+    "Writes them with the date. Raises `OSError` naming the file if that fails."
     write_json(path, results, seed=results['seed'], data=results['data'])

@@ -1,8 +1,8 @@
-"""Jobs that every library of the field offers, as short programs, with the sizes at which `dml bench` times them.
+"""The jobs that the benchmark times, as short programs for this package and for other libraries.
 
-`dml bench` runs what is listed here. To add a
-job, add a `Comparison` to `COMPARISONS`: its group, its sizes, and what each library does. A rival
-that is not installed is named as absent.
+`dml bench` runs the comparisons that are listed here. To add one, append a `Comparison` to
+`COMPARISONS`: its group, its sizes, and the program of each library. Libraries that are not installed
+are listed as absent.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.comparisons.html.md"""
 
@@ -20,14 +20,14 @@ from ..losses.catalogue import LOSSES
 # %% ../../nbs/66_experiments.comparisons.ipynb #c59dd543
 @dataclass(frozen=True)
 class Side:
-    "Who does a job, and how"
-    who:str # a distribution's name, perhaps with a comma and a remark; or 'limit'
+    "A library and its program for a job"
+    who:str # the name of a distribution, perhaps with a comma and a remark; or 'limit'
     setup:str # Python source, done once
     job:str # the statement that is timed
 
     @property
     def version(self):
-        "What is installed of it, None if nothing is; '' for the limit."
+        "Its installed version; None if it is not installed; '' for the limit."
         distribution = self.who.partition(',')[0]
         if distribution == 'limit':
             return ''
@@ -39,16 +39,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    "A job, how large it is, and who does it"
+    "A job, its sizes and its sides"
     group:str
     name:str
-    sizes:tuple # of dicts, whose names the sources may use in braces
+    sizes:tuple # of dicts; the sources may use their names in braces
     sides:tuple # of `Side`
-    quick:tuple = () # those sizes that a quick run measures
-    make:str = 'batch' # which data: a name of `DATA`
+    quick:tuple = () # the sizes that a quick run measures
+    make:str = 'batch' # the data: a name in `DATA`
     turns:int = 9 # at most
-    memory:bool = True # is it measured
-    operators:bool = False # are they counted
+    memory:bool = True # whether memory is measured
+    operators:bool = False # whether operators are counted
 
 # %% ../../nbs/66_experiments.comparisons.ipynb #07d55cd1
 DATA = dict(
@@ -100,7 +100,7 @@ def against_peer(
     miner:str=None, # of pytorch_metric_learning.miners
     group:str='losses',
 ) -> Comparison:
-    "A loss of ours and one of pytorch-metric-learning, forward and backward."
+    "A loss of this package and one of pytorch-metric-learning, forward and backward."
     setup = f'from pytorch_metric_learning import losses, miners, distances\npeer = losses.{peer}'
     call = 'peer(z, y).backward()'
     if miner:
@@ -145,7 +145,7 @@ def of_small_batches(
     largest:int=512, # B
     miner:str=None, # of pytorch_metric_learning.miners
 ) -> Comparison:
-    "`against_peer`, and the formula where there is one, for B = 16, 32, ..."
+    "`against_peer` for B = 16, 32, ..., with the formula if there is one."
     sizes = [dict(B=B, D=128) for B in (16, 32, 64, 128, 256, 512) if B <= largest]
     found = against_peer(name, ours, peer, *sizes, quick=(sizes[1], sizes[3]), miner=miner,
                          group='small')
@@ -385,7 +385,7 @@ def search(): python('from dml_nb.cli import main; main()', 'search', *known)
 
 
 def around(name, ours, job, bare, by_hand, *others, B=256, turns=5):
-    "A job of ours, and the same by hand."
+    "A job of this package, and the same by hand."
     return Comparison('around', name, (dict(B=B, side=112),), (
         Side('dml_nb', ours, job), *others, Side('limit', by_hand, bare)),
         make='photos', turns=turns, memory=False)
@@ -450,7 +450,7 @@ three_products = Side('limit', 'p = torch.nn.functional.normalize(loss.weight.de
 def beside_its_products(
     name:str, # in `LOSSES`
 ) -> Comparison:
-    "A step of a loss, and the products that it cannot do without."
+    "A step of a loss, and the products that it cannot avoid."
     setup = (f'from dml_nb.losses.catalogue import LOSSES\n'
              f'loss = LOSSES[{name!r}].for_data({{B}} // 4, {{D}})')
     limit = three_products if LOSSES[name].needs else two_products

@@ -1,14 +1,14 @@
-"""A recipe says everything that decides the numbers of a training, and goes through JSON.
+"""A recipe holds everything that decides the numbers of a training, and can be saved as JSON.
 
-`Recipe(loss='triplet', seed=1)` is one training as data: which pictures and which part of them is
-held back, the loss and its parameters, the network, the schedule, the seed. It consists of
-numbers, names, lists and dictionaries, and goes through JSON.
+`Recipe(loss='triplet', seed=1)` describes one training: the pictures and which of them are held
+back, the loss and its parameters, the network, the schedule and the seed. It consists of numbers,
+names, lists and dictionaries, so it can be saved as JSON.
 
 - A recipe is checked when it is made, not after an hour of training.
-- The loss is a name of the catalogue, a class in a file of your own, or a class of
+- The loss is a name from the catalogue, a class in a file of your own, or a class of
   pytorch-metric-learning.
-- `split` and `part` say which question is asked: new pictures of known classes, or new classes;
-  and whether settings are chosen or tested.
+- `split` chooses the question: new pictures of known classes, or new classes. `part` chooses
+  between validation, to select settings, and test.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.recipe.html.md"""
 
@@ -56,7 +56,7 @@ from ..training.memory import CrossBatchMemory
 from ..transport import MMD, SinkhornDivergence, Wasserstein
 
 # %% ../../nbs/60_experiments.recipe.ipynb #653f6a7e
-#: Objects that a loss takes, by parameter and name.
+#: Objects that a loss accepts as parameters: by parameter, then by name.
 NAMED = dict(
     miner=dict(multi_similarity=MultiSimilarityMiner, semi_hard=SemiHardPairs,
                distance_weighted=DistanceWeighted),
@@ -69,11 +69,11 @@ NAMED = dict(
 
 def named_parts(
     make, # a class or function that makes a loss
-    settings:dict, # its parameters, some of them perhaps names
+    settings:dict, # its parameters; some may be names
     dim:int, # of the embeddings
 ) -> dict: # with objects in place of names
-    """Miners, selections, losses of one pair and divergences by name; `miner` and `select` stand
-    for each other. Raises `ValueError` for unknown ones and where the loss takes none."""
+    """Makes miners, selections, pair losses and divergences from their names. `miner` and `select`
+    are interchangeable. Raises `ValueError` for an unknown name, or if the loss takes none."""
     settings = dict(settings)
     taken = inspect.signature(make).parameters
     for given in NAMED:
@@ -96,9 +96,9 @@ def named_part(
     given:str, # the parameter
     kind, # a class
     options:dict, # of its constructor
-    dim:int, # of the embeddings, for those that ask
+    dim:int, # of the embeddings, for classes that need it
 ):
-    "One object. Raises `ValueError` for other parameters than it has."
+    "One object. Raises `ValueError` for parameters that its class does not have."
     try:
         if 'dim' in inspect.signature(kind).parameters:
             options = dict(dim=dim) | options
@@ -110,10 +110,10 @@ def named_part(
 # %% ../../nbs/60_experiments.recipe.ipynb #c654d4b5
 def with_parts(
     entry, # of `LOSSES`
-    settings:dict, # parameters, some of them perhaps names
+    settings:dict, # its parameters; some may be names
     dim:int, # of the embeddings
 ) -> tuple: # an entry and parameters to call it with
-    "What the table of losses fixes by position, such as a divergence, may be replaced by name."
+    "A part that the table of losses fixes, such as a divergence, may be replaced by name."
     make = entry.make
     fixed = []
     if isinstance(make, partial):
@@ -136,9 +136,9 @@ def make_peer(
     kind:str, # 'losses' or 'miners'
     name:str, # as 'pml:SoftTripleLoss'
     options:dict, # of its constructor
-    facts:dict, # what to fill in where the constructor needs it
+    facts:dict, # arguments to fill in if the constructor needs them
 ):
-    "A loss or a miner of pytorch-metric-learning. Raises `ValueError` as `make_loss`."
+    "A loss or a miner of pytorch-metric-learning. Raises `ValueError` like `make_loss`."
     try:
         library = import_module(f'pytorch_metric_learning.{kind}')
     except ImportError as error:
@@ -159,8 +159,8 @@ def make_peer(
 # %% ../../nbs/60_experiments.recipe.ipynb #3e8fd1ba
 def own_module(
     name:str, # as 'folder/my_losses.py:MyLoss'
-): # the module, run now or before
-    "Raises `ValueError` for a file that is not there, or cannot be run."
+): # the module, which is run only once
+    "Raises `ValueError` if the file does not exist or cannot be run."
     file = Path(name.rpartition(':')[0] or name).expanduser().resolve()
     if not file.is_file():
         raise ValueError('loss: expected a Python file and its class, as my_losses.py:MyLoss, got '
@@ -181,7 +181,8 @@ def own_module(
 def own_entry(
     name:str, # as 'folder/my_losses.py:MyLoss'
 ) -> Entry:
-    "The class, as the table of losses has it. Raises `ValueError` as `own_module`, or for none."
+    """The class as an entry of the table of losses. Raises `ValueError` like `own_module`, and if
+    the file has no such loss."""
     module = own_module(name)
     kinds = {title: kind for title, kind in vars(module).items() if inspect.isclass(kind)
              and issubclass(kind, nn.Module) and kind.__module__ == module.__name__}
@@ -194,10 +195,10 @@ def own_entry(
 
 @contextmanager
 def naming_own(
-    doing:str, # what is done inside
-    name:str, # of the loss that it is done with
+    doing:str, # what happens inside the context
+    name:str, # of the loss
 ):
-    "What fails with a loss in a user's file is a `ValueError` that names file, class and error."
+    "Turns any failure of a loss in a user's file into a `ValueError` naming file, class and error."
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -208,15 +209,15 @@ def naming_own(
 
 # %% ../../nbs/60_experiments.recipe.ipynb #6cd3fd86
 def make_loss(
-    name:str, # in `LOSSES`, 'FILE.py:CLASS', or 'pml:' and a loss of pytorch-metric-learning
+    name:str, # in `LOSSES`, 'FILE.py:CLASS', or 'pml:' and a class of pytorch-metric-learning
     options:dict, # its parameters; also miner, select and base by name, their options, and loss_lr
     classes:int=2, # C of training, for losses with a weight for each class
     dim:int=2, # of the embeddings, for the same
 ): # a loss of `dml_nb.losses`, or a `PeerLoss`
-    """The loss of that name; the global random state is left alone. Raises `ValueError` for an
-    unknown one, for other parameters, and where pytorch-metric-learning is not installed."""
+    """The loss of that name. The global random state does not change. Raises `ValueError` for an
+    unknown name, for unknown parameters, and if pytorch-metric-learning is needed and missing."""
     settings = dict(options)
-    check_number('loss_lr', settings.pop('loss_lr', 1.), above=0)       # `run` reads it
+    check_number('loss_lr', settings.pop('loss_lr', 1.), above=0)       # for `run`
     with torch.random.fork_rng():
         miner = None
         chosen = settings.get('miner')
@@ -243,8 +244,8 @@ def make_loss(
 
 # %% ../../nbs/60_experiments.recipe.ipynb #eae1a0e1
 def checked(
-    check, # function of a field's name and value; raises `ValueError` for a value that is wrong
-    default, # None is right, too, where it is the default
+    check, # function of a field's name and value; raises `ValueError` for a wrong value
+    default, # if it is None, then None is also valid
 ):
     "A field of a recipe with its check."
     kind = dict(default=default)
@@ -269,7 +270,7 @@ def one_of(
 
 # %% ../../nbs/60_experiments.recipe.ipynb #3f5aaeb1
 def check_data(name, value):
-    name_and_path(str(value))                              # raises for neither a source nor a path
+    name_and_path(str(value))         # raises if it is neither a source nor a path
 
 
 def check_arch(name, value):
@@ -308,19 +309,19 @@ def check_measures(name, value):
 class Recipe:
     """One training as data.
 
-    Raises `ValueError` for an unknown name, parameters that the loss does not have, numbers out of
-    range, and fields that contradict each other."""
+    Raises `ValueError` for unknown names, for parameters that the loss does not have, for numbers
+    out of range, and for fields that contradict each other."""
     loss:str = DEFAULT_LOSS # in `LOSSES`, or 'FILE.py:CLASS', or 'pml:CLASS' (`make_loss`)
     options:dict = field(default_factory=dict) # of the loss; also miner, miner_options, loss_lr
     data:str = checked(check_data, 'digits') # as `load_data` takes it
     size:int = number(None, lo=1, integer=True) # side of pictures from files; None: as stored
-    fit:str = one_of('cut', 'squash', 'pad') # how pictures get that size, as in `load_data`
-    split:str = one_of('image', 'class', 'official') # or 'class' or 'official': what is tested
-    turned:bool = checked(check_flag, False) # the eight positions of a picture, each a class
+    fit:str = one_of('cut', 'squash', 'pad') # how they get that size, as in `load_data`
+    split:str = one_of('image', 'class', 'official') # what is held back for the search
+    turned:bool = checked(check_flag, False) # eight turned and mirrored copies, each a class
     arch:str = checked(check_arch, 'small_convnet') # as in `create_embedder`
     dim:int = number(64, lo=1, integer=True) # of the embeddings
     epochs:int = number(3, lo=1, integer=True) # passes over the training images
-    lr:float = number(1e-3, above=0) # the highest of the schedule
+    lr:float = number(1e-3, above=0) # highest rate of the schedule
     classes:int = number(10, lo=1, integer=True) # P: classes per batch
     per_class:int = number(8, lo=1, integer=True) # M: images of each
     seed:int = number(0, lo=0, hi=2**32 - 1, integer=True) # of held-out images, weights, batches
@@ -331,27 +332,27 @@ class Recipe:
     callback_options:dict = field(default_factory=dict) # its parameters that are JSON
     memory:int = number(0, lo=0, integer=True) # past embeddings to compare with; 0: none
     chunk:int = number(0, lo=0, integer=True) # rows at a time by `GradientCache`; 0: the batch
-    part:str = one_of('test', 'valid') # what is searched, or 'valid': to choose settings by
+    part:str = one_of('test', 'valid') # what is searched: 'valid' while settings are chosen
     valid:float = number(0., lo=0, below=1) # share of the training classes kept for choosing
     noise:list = checked(check_noise, []) # wrong labels: ['symmetric', .2], ['asymmetric', .2]
     augment:str = one_of(None, 'crop_flip') # 'crop_flip': moved by up to an eighth, mirrored
     weights:str = checked(check_body_weights, None) # of the body, as in `create_embedder`
     frozen:bool = checked(check_flag, False) # only a head learns, on standardised features
     tail:int = number(0, lo=0, integer=True) # last modules that learn, on kept maps; 0: all
-    head:str = one_of('linear', 'mlp', None) # or 'mlp', or None
+    head:str = one_of('linear', 'mlp', None) # 'linear', 'mlp' or None
     body_width:int = number(None, lo=1, integer=True) # of `small_convnet`; None: its own
     steps:int = number(0, lo=0, integer=True) # of the optimiser; 0: `epochs` count
-    optimizer:str = one_of('adam', 'adamw', 'sgd') # or 'adamw', or 'sgd' with momentum
-    schedule:str = one_of('one_cycle', 'cosine', 'flat') # or 'cosine', falling to 0, or 'flat'
+    optimizer:str = one_of('adam', 'adamw', 'sgd') # 'adam', 'adamw', or 'sgd' with momentum
+    schedule:str = one_of('one_cycle', 'cosine', 'flat') # 'cosine' falls to 0
     weight_decay:float = number(None, lo=0) # None: fastai's own, 0.01 for Adam and 0 for SGD
-    precision:str = one_of('float32', 'bfloat16') # or 'bfloat16'
+    precision:str = one_of('float32', 'bfloat16') # of the network in training
     unlabelled:float = number(0., lo=0, below=1) # share of training images with hidden labels
     measures:list = checked(check_measures, ['retrieval']) # names in `KINDS`
     every:int = number(0, lo=0, integer=True) # steps between measurements; 0: one, at the end
     depth:str = checked(check_depth, LEAF) # of the folders that are classes: 'leaf' or 1, 2, ...
 
     def __repr__(self):
-        "The fields that are not as they are by default."
+        "The fields that differ from their defaults."
         given = ', '.join(f'{name}={value!r}' for name, value in set_fields(self).items())
         return f'Recipe({given})'
 
@@ -365,7 +366,7 @@ class Recipe:
 def check_json(
     recipe:Recipe,
 ):
-    "Lists as lists. Raises `ValueError` naming a field that JSON cannot hold."
+    "Turns tuples into lists. Raises `ValueError` naming a field that JSON cannot hold."
     kinds = {each.name: each.type for each in dataclasses.fields(Recipe)}
     for name, kind in kinds.items():
         if kind not in (list, dict):
@@ -400,7 +401,7 @@ def check_together(
     "Fields that contradict each other, and the callback. Raises `ValueError`."
     r = recipe
     labels = bool(r.noise or r.unlabelled)
-    rules = [ # where this holds: the field, what it must be and why, whether it is not
+    rules = [ # if this holds: the field, what it must be, in which case, whether it is wrong
         (r.part == 'valid', 'valid', 'a share above 0', "with part='valid'", r.valid == 0),
         (not r.steps, 'every', '0', 'without steps', r.every != 0),
         (r.steps, 'every', f'a divisor of steps={r.steps}', 'or 0', r.every and r.steps % r.every),
@@ -430,7 +431,8 @@ def recipe_loss(
     recipe:Recipe,
     classes:int=2, # C of training
 ): # what is minimised
-    "The loss with its further terms and its memory. Raises `ValueError` for what does not fit."
+    """The loss with its further terms and its memory. Raises `ValueError` for terms that cannot be
+    added and for losses that cannot have a memory."""
     loss = make_loss(recipe.loss, recipe.options, classes, recipe.dim)
     for term in recipe.plus:
         if not isinstance(term, dict) or not {'loss'} <= term.keys() <= TERM:
@@ -459,7 +461,7 @@ def recipe_callback(
     recipe:Recipe,
     classes:int=2, # C of training
 ): # a callback, or None
-    "What watches or adds to the loss. Raises `ValueError`."
+    "What watches training or adds to the loss. Raises `ValueError` if it cannot be made."
     if recipe.callback is None:
         return None
     known = {name: getattr(module, name) for module in (callbacks, methods)
@@ -479,7 +481,7 @@ def recipe_callback(
 def set_fields(
     recipe:Recipe,
 ) -> dict: # name -> value
-    "The fields that are not as they are by default."
+    "The fields that differ from their defaults."
     plain = {each.name: each.default_factory() if each.default is dataclasses.MISSING
              else each.default for each in dataclasses.fields(Recipe)}
     return {name: value for name, value in asdict(recipe).items() if value != plain[name]}
@@ -488,7 +490,7 @@ def set_fields(
 def load_images(
     recipe:Recipe,
 ) -> ImageSet:
-    "The pictures that a recipe names. Raises as `load_data`."
+    "The pictures that a recipe names. Raises the errors of `load_data`."
     options = {} if recipe.size is None else dict(size=recipe.size)
     if recipe.fit != 'cut':
         options['fit'] = recipe.fit
@@ -500,7 +502,7 @@ def load_images(
 def official_parts(
     images:ImageSet,
 ) -> tuple: # indices of 'train' and of 'test'
-    "As the data set has it. Raises `ValueError` for one that has no such split."
+    "The split of the data set. Raises `ValueError` if it has none."
     split = np.array([]) if images.split is None else images.split
     parts = [np.flatnonzero(split == name) for name in ('train', 'test')]
     if not all(map(len, parts)):
@@ -514,7 +516,7 @@ def question_parts(
     recipe:Recipe,
     images:ImageSet,
 ) -> tuple: # indices to train on, and to search among
-    "Before anything is kept for choosing."
+    "The split before a validation part is taken from it."
     if recipe.split == 'official':
         return official_parts(images)
     if recipe.split == 'image':
@@ -525,7 +527,7 @@ def question_parts(
 def shared_classes(
     train:ImageSet,
     test:ImageSet,
-) -> bool: # whether what is searched was in training
+) -> bool: # whether a searched class was in training
     labels = [set(images.labels[images.labels >= 0].tolist()) for images in (train, test)]
     return bool(labels[0] & labels[1])
 
@@ -535,8 +537,8 @@ def keep_for_choosing(
     train:ImageSet,
     test:ImageSet,
 ) -> tuple: # what is left to train on; what settings are chosen by
-    """The last classes of training, or where the searched classes are those of training a share of
-    the images of each. Raises `ValueError` where no class is left."""
+    """Takes the last classes of training, or a share of the images of each class if the searched
+    classes are those of training. Raises `ValueError` if no class is left."""
     if shared_classes(train, test):
         parts = split_by_image(train.labels, recipe.valid, recipe.seed)
         return tuple(train.subset(part) for part in parts)
@@ -553,7 +555,7 @@ def noise_matrix(
     recipe:Recipe,
     images:ImageSet, # of training
 ): # (K, K) probabilities; classes that are not in training stay as they are
-    "Who is mistaken for whom, among the classes of training."
+    "Which class is mistaken for which, among the classes of training."
     kind, rate = recipe.noise
     present = np.unique(images.labels[images.labels >= 0])
     flips = dict(cifar10=CIFAR10_FLIPS, stl10=STL10_FLIPS).get(recipe.data.partition(':')[0])
@@ -573,7 +575,7 @@ def spoiled(
     recipe:Recipe,
     train:ImageSet,
 ) -> ImageSet:
-    "The training images with wrong labels, and some without, as the recipe says."
+    "The training images with some labels wrong and some hidden, as the recipe says."
     if recipe.noise:
         train = noisy_images(train, noise_matrix(recipe, train), 'all', recipe.seed)
     if recipe.unlabelled:
@@ -587,10 +589,10 @@ def split_images(
     recipe:Recipe,
     images:ImageSet,
 ) -> tuple: # (train, valid)
-    """What a recipe trains on and what it measures on.
+    """The pictures that a recipe trains on and those it measures on.
 
-    Raises `ValueError` for fewer than two classes in either, too few for a batch, no two pictures
-    of a class to measure on, and pictures of several sizes."""
+    Raises `ValueError` for fewer than two classes in either part, for too few classes for a batch,
+    if no measured class has two pictures, and for pictures of several sizes."""
     if hasattr(images.source, 'check_alike'):
         images.source.check_alike()
     train, valid = (images.subset(part) for part in question_parts(recipe, images))
@@ -608,7 +610,7 @@ def split_images(
                          f'{len(valid)} of {m} classes, with split={recipe.split!r}')
     if recipe.turned:
         train, n = turn_classes(train), 8 * n
-        train[0]                                            # says so if it is not square
+        train[0]                                            # raises if it is not square
     if recipe.classes > n:
         raise ValueError(
             f'classes: expected at most {n}, the number of training classes, in a batch, '

@@ -1,8 +1,8 @@
 """Table, curves, t-SNE and neighbours of a comparison as one HTML page.
 
-`report(results, images, 'report.html')` turns what `run_all` gave into a page for people: it
-opens without a network, in light and in dark, and can be sent by mail. Every sentence in it is
-made from the results, so it cannot disagree with its table.
+`report(results, images, 'report.html')` writes the results of `run_all` as one HTML page. The page
+needs no network, follows the reader's light or dark setting, and can be sent by mail. Its sentences
+are computed from the results, so they cannot contradict its table.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.report.html.md"""
 
@@ -43,7 +43,7 @@ QUESTIONS = {
 def splits_of(
     results:dict, # from `run_all`
 ) -> list: # keys of `QUESTIONS`
-    "Which questions the runs answer, in order."
+    "The questions that the runs answer, in order."
     return list(dict.fromkeys(run['recipe']['split'] for run in results['runs']))
 
 
@@ -58,7 +58,7 @@ def with_interval(
     key:str, # in `MEASURES`
     between:str=' ', # mean and interval
 ) -> str:
-    "Shares in percent without the sign, seconds as they are; – where nothing was trained."
+    "Shares in percent without the sign, seconds as they are; – if nothing was trained."
     mean, low, high = value
     if key == 'seconds' and mean == 0:
         return '–'
@@ -78,8 +78,8 @@ def seeds_text(
 
 def network_text(
     results:dict, # from `run_all`
-) -> str: # '' for results of before it was recorded
-    "What was trained, on pictures of what size, for how many steps"
+) -> str: # '' for old results, which do not record it
+    "The network, the size of the pictures, and the number of steps"
     network = results.get('network')
     if network is None:
         return ''
@@ -87,7 +87,8 @@ def network_text(
     width = f" of width {network['width']}" if network['width'] else ''
     start = ' from nothing' if network['weights'] is None else f" from {network['weights']}"
     size = ' × '.join(map(str, sides)) + ' pixels' if sides else f"{network['shape'][0]} numbers"
-    return f"{network['body']}{width}{start}, {size}, {' or '.join(map(str, network['steps']))} steps"
+    return (f"{network['body']}{width}{start}, {size}, "
+            f"{' or '.join(map(str, network['steps']))} steps")
 
 # %% ../../nbs/66_experiments.report.ipynb #2de359ed
 def html_table(
@@ -120,7 +121,7 @@ def clearly(
     a, # (mean, low, high); None for an interval that is not there
     b, # the same
 ) -> str:
-    "How a stands to b, such as 'clearly above': clear when their intervals do not touch."
+    "How a compares with b, such as 'clearly above': clear if their intervals do not overlap."
     gap = a[0] - b[0]
     if gap == 0:
         return 'level with'
@@ -132,7 +133,7 @@ def clearly(
 def few_classes(
     results:dict, # from `run_all`
 ) -> str:
-    "How many classes there were to learn from."
+    "A sentence about the number of training classes."
     run = next(run for run in results['runs'] if run['recipe']['split'] != 'image')
     turned = run['recipe']['turned']
     n = run['sizes']['train']['classes'] // (8 if turned else 1)
@@ -149,7 +150,7 @@ def few_classes(
 def findings(
     results:dict, # from `run_all`
 ) -> list: # sentences
-    "Each question's best loss against its rivals, and what makes this data easy or hard."
+    "The best loss for each question against its rivals, and what makes these data easy or hard."
     rows = {row['loss']: row for row in results['table']}
     pixels, untrained = rows.pop('raw pixels'), rows.pop('untrained')
     said = []
@@ -177,7 +178,7 @@ def png(
     fig:Figure,
     dpi:int=150,
 ) -> str: # base64
-    "A figure as text; closes it."
+    "A figure as text; it is closed."
     file = io.BytesIO()
     fig.savefig(file, format='png', dpi=dpi, bbox_inches='tight', facecolor='white')
     plt.close(fig)
@@ -186,10 +187,10 @@ def png(
 
 def figure(
     fig:Figure,
-    title:str, # what it is
+    title:str,
     sentence:str, # what it shows
 ) -> str: # HTML
-    "A figure and its sentence."
+    "A figure with its title and its sentence."
     title, sentence = escape(title), escape(sentence)
     image = f'<img alt="{title}. {sentence}" src="data:image/png;base64,{png(fig)}">'
     return f'<figure><h2>{title}</h2>{image}<figcaption>{sentence}</figcaption></figure>'
@@ -198,7 +199,7 @@ def figure(
 def curve_figure(
     results:dict, # from `run_all`
 ) -> tuple: # figure, title, sentence
-    "MAP@R on held-back images after each epoch, from the untrained network on."
+    "MAP@R on held-back images, for the untrained network and after each epoch."
     losses = list(results['losses'])
     splits = splits_of(results)
     with style():
@@ -237,7 +238,7 @@ def held_out_items(
     run:dict, # a result of `run` with pictures
     images:ImageSet,
 ) -> ImageSet:
-    "What a run was measured on, whose items its pictures count."
+    "The items that a run was measured on, to which its pictures refer."
     return split_images(Recipe(**run['recipe']), images)[1]
 
 
@@ -246,7 +247,7 @@ def tsne_figure(
     split:str, # in `QUESTIONS`
     images:ImageSet, # for the names of classes
 ) -> tuple: # figure, title, sentence
-    "The first seed's t-SNE of the untrained network and of each trained one."
+    "t-SNE of the untrained network and of each trained one, for the first seed."
     runs = [
         run for run in results['runs'] if run['recipe']['split'] == split and 'pictures' in run]
     first = runs[0]
@@ -278,7 +279,7 @@ def neighbour_figure(
     split:str, # in `QUESTIONS`
     images:ImageSet,
 ) -> tuple: # figure, title, sentence
-    "Some queries of the best loss's first seed, from the worst to one without fault."
+    "Some queries of the best loss with its first seed, from the worst to one without a mistake."
     key = 'map@r' if split == 'image' else 'unseen_map@r'
     trained = [row for row in results['table'] if row['loss'] in results['losses']]
     best = max(trained, key=lambda row: row[key][0])['loss']
@@ -328,10 +329,10 @@ def provenance_list(
 # %% ../../nbs/66_experiments.report.ipynb #584746ae
 def report(
     results:dict, # from `run_all`
-    images:ImageSet, # that it was made on
-    path, # of the HTML file: whole or not at all
+    images:ImageSet, # the data of these results
+    path, # of the HTML file, which is written completely or not at all
 ):
-    "Write the page. Raises `OSError` naming the file where it cannot be written."
+    "Writes the page. Raises `OSError` naming the file if it cannot be written."
     seeds, name = results['table'][0]['seeds'], escape(results['data']['name'])
     losses = list(results['losses'])
     subject = f'{len(losses)} losses' if len(losses) > 1 else escape(losses[0])

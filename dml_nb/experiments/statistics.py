@@ -1,9 +1,8 @@
-"""Several seeds give an interval, and a difference is held against its own.
+"""Several seeds give a mean with an interval, and tell a difference from noise.
 
-`interval` gives the mean of several runs and how far it may be off, `share_interval` that of shares,
-which stays between 0 and 1. `paired_interval` compares two
-losses on the same seeds, and `welch` runs that share no seeds; both give a difference, its
-interval and a p-value.
+`interval` gives the mean of several runs and its 95 % interval; `share_interval` does so for shares,
+within 0 and 1. `paired_interval` compares two losses on the same seeds, and `welch` compares runs
+that share no seeds. Both give the difference, the half-width of its interval, and a p-value.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.statistics.html.md"""
 
@@ -23,8 +22,8 @@ from ..data.noise import paired_test, welch_test
 # %% ../../nbs/63_experiments.statistics.ipynb #57b8bd42
 def interval(
     values, # (n,) one number per seed
-) -> tuple: # mean, half the width of its 95 % interval; None for the latter where n = 1
-    "Eq. (1). Raises `ValueError` for no values."
+) -> tuple: # mean, half the width of its 95 % interval; None for the latter if n = 1
+    "Eq. (1). Raises `ValueError` for an empty list."
     x = np.asarray(values, dtype=float)
     if x.ndim != 1 or not len(x):
         raise ValueError(f'values: expected at least one number in a row, got {x.shape}')
@@ -37,8 +36,8 @@ def interval(
 # %% ../../nbs/63_experiments.statistics.ipynb #08601791
 def share_interval(
     values, # (n,) one share for each seed, from 0 to 1
-) -> tuple: # mean, low, high: a 95 % interval within [0, 1]; None for both where n < 3
-    "Eq. (2). Raises `ValueError` for no values and for what is no share."
+) -> tuple: # mean, low, high: a 95 % interval within [0, 1]; None for both ends if n < 3
+    "Eq. (2). Raises `ValueError` for an empty list and for values outside [0, 1]."
     x = np.asarray(values, dtype=float)
     mean, _ = interval(x)
     if not ((x >= 0) & (x <= 1)).all():
@@ -54,7 +53,7 @@ def paired_interval(
     a, # (n,) one number for each seed
     b, # (n,) those of the rival, with the same seeds in the same order
 ) -> tuple: # mean of a - b, half the width of its 95 % interval, two-sided p
-    "Student's t of the differences seed by seed. Raises `ValueError` as `paired_test`."
+    "Student's t of the differences seed by seed. Raises the errors of `paired_test`."
     found = paired_test(a, b)
     return found.mean, found.half, found.p
 
@@ -63,6 +62,6 @@ def welch(
     a, # (n,) one number for each run
     b, # (m,) those of the rival, with seeds of their own
 ) -> tuple: # mean(a) - mean(b), half the width of its 95 % interval, two-sided p
-    "For runs that share no seeds. Raises `ValueError` as `welch_test`."
+    "Welch's test, for runs that share no seeds. Raises the errors of `welch_test`."
     found = welch_test(a, b)
     return found.mean, found.half, found.p

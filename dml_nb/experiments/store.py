@@ -1,9 +1,9 @@
-"""A finished run is a file, named by a hash of everything that decides its numbers.
+"""Each finished run is a file, named by a hash of everything that decides its numbers.
 
-Runs share what they are trained on, and leave files behind. `Shelf` keeps pictures, their hash and
-the features of a frozen body, for all runs of one process. `run_key(recipe, data)` names a run by
-everything that decides its numbers, the package's own code included, and `read_run` believes a
-file only if it holds that run. `other_code` decides about files of other code than this.
+Runs of one process share their pictures, and every finished run is kept in a file. A `Shelf` holds
+the pictures, their hash and the features of a frozen body. `run_key(recipe, data)` names a run by
+everything that decides its numbers, including the code of this package. `read_run` accepts a file
+only if it holds that run. `other_code` says whether runs of other versions of the code are used.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.store.html.md"""
 
@@ -54,20 +54,20 @@ def named_images(
 
 def named_body(
     recipe:Recipe,
-) -> tuple: # equal for recipes whose body starts with the same weights
+) -> tuple: # equal for recipes whose bodies start with the same weights
     seed = recipe.seed if recipe.weights is None else None
     return recipe.arch, recipe.weights, recipe.body_width, seed
 
 
 class Shelf:
-    "What runs in one process share: pictures, their hashes, features, what needs no training."
+    "What the runs of one process share: pictures, their hashes, features, untrained measures."
 
     def __init__(self, images=None):
-        self.given = images                                 # for every recipe; None: what it names
+        self.given = images                                 # for every recipe; None: those it names
         self.kept = {}
 
     def once(self, make, *facts):
-        "What `make()` gives, made once for these facts."
+        "The result of `make()`, which is called once for these facts."
         key = json.dumps(facts)
         if key not in self.kept:
             self.kept[key] = make()
@@ -83,7 +83,7 @@ class Shelf:
         return self.once(images.sha256, 'digest', named_images(recipe))
 
     def seen(self, recipe:Recipe, device, kind, *settings) -> ImageSet:
-        "What a body that stays as it is sees, from the cache on disk if it is there."
+        "The outputs of a body that does not learn, from the cache on disk if they are there."
         def make():
             images = self.images(recipe)
             channels = images[0][0].shape[0]
@@ -95,32 +95,32 @@ class Shelf:
         return self.once(make, kind.__name__, settings, named_images(recipe), named_body(recipe))
 
     def features(self, recipe:Recipe, device) -> ImageSet: # of vectors
-        "What the whole body sees."
+        "The outputs of the whole body."
         return self.seen(recipe, device, Features)
 
     def activations(self, recipe:Recipe, device) -> ImageSet: # of maps
-        "What the modules before the tail see."
+        "The outputs of the modules before the tail."
         return self.seen(recipe, device, Activations, recipe.tail)
 
 # %% ../../nbs/61_experiments.store.ipynb #f57f8c52
-def own_device() -> torch.device: # the GPU where there is one, else the CPU
+def own_device() -> torch.device: # the GPU if there is one, else the CPU
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
 
 def device_name(
     device:torch.device,
-) -> str: # 'cpu', or what the GPU is called
+) -> str: # 'cpu', or the name of the GPU
     return torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type
 
 # %% ../../nbs/61_experiments.store.ipynb #16258143
-code_hash()         # now, because what is edited later is not the code that this process runs
+code_hash()         # now: this process does not run what is edited later
 
 
 def run_key(
     recipe:Recipe,
     data:str, # SHA-256 of its images
     device:str='cpu', # its name
-    module:str='dml_nb.experiments.trial', # whose code trains, with all that it imports
+    module:str='dml_nb.experiments.trial', # whose code trains, together with all that it imports
 ) -> str: # 16 hexadecimal digits, a hyphen, 8 more of the code
     """A name for everything that decides a run's numbers. Fields at their defaults are left out, so
     that a new field changes no name."""
@@ -175,7 +175,7 @@ def read_run(
 
 # %% ../../nbs/61_experiments.store.ipynb #55a73d6a
 class OtherCode:
-    "Kept runs of the same recipes by other code: those that were `used`, and those `passed_over`"
+    "Runs that another version of the code kept for the same recipes: `used` and `passed_over`"
     def __init__(self, accepted):
         self.accepted = accepted
         self.used = set()
@@ -196,9 +196,9 @@ _other_code = ContextVar('other_code', default=OtherCode(accepted=False))
 
 @contextmanager
 def other_code(
-    accepted:bool=False, # use kept runs of other code where there is none of this
-): # an `OtherCode`, filled inside
-    "What happens to kept runs of other code."
+    accepted:bool=False, # use a run of other code if this code has kept none
+): # an `OtherCode`, which is filled inside the context
+    "Says what happens to runs that other code has kept."
     token = _other_code.set(OtherCode(accepted))
     try:
         yield _other_code.get()
@@ -211,7 +211,7 @@ def kept_path(
     key:str, # from `run_key`
     prefix:str='', # of the name of the file
 ) -> Path:
-    "The file of a key, or the newest one that differs in the code alone, if that is accepted."
+    "The file of a key; if other code is accepted, the newest file that differs in the code alone."
     path = Path(folder)/f'{prefix}{key}.json'
     if path.is_file():
         return path
@@ -228,8 +228,8 @@ def run_path(
     recipe:Recipe,
     shelf:Shelf,
     folder, # of finished runs
-    fresh:bool=False, # the file to write, not one of other code
+    fresh:bool=False, # name the file to write, never one of other code
 ) -> Path:
-    "The file of its result."
+    "The file of the recipe's result."
     key = run_key(recipe, shelf.digest(recipe), device_name(own_device()))
     return Path(folder)/f'{key}.json' if fresh else kept_path(folder, key)

@@ -1,9 +1,9 @@
-"""A grid of settings, run in several processes, and the best setting by the validation classes.
+"""A grid of settings runs in several processes; validation classes choose the best setting.
 
 - `run_many(sweep(base, grid, seeds), folder)` runs every combination of some settings, in several
-  processes, and keeps each run as a small JSON file. What was killed goes on in mid-run.
-- `choose(results)` takes the best setting of each group by its validation classes, and refuses
-  groups that had different budgets.
+  processes, and keeps each run as a small JSON file. Interrupted runs resume when it is called again.
+- `choose(results)` takes the best setting of each group by its validation classes. It raises an error
+  if the groups had different budgets.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.sweeps.html.md"""
 
@@ -41,8 +41,8 @@ def changed(
     base:Recipe,
     setting:dict, # field, or field.key -> value
 ) -> Recipe:
-    """The recipe with other values there, all at once, because fields may contradict each other on
-    the way. Raises `ValueError` for an unknown field."""
+    """The recipe with new values, set all at once: in between, fields might contradict each other.
+    Raises `ValueError` for an unknown field."""
     known = [each.name for each in dataclasses.fields(Recipe)]
     fields = {}
     for place, value in setting.items():
@@ -59,7 +59,7 @@ def changed(
 def value_of(
     recipe:Recipe,
     name:str, # a field, or field.key
-): # None for a key that is not there
+): # None for a missing key
     name, _, key = name.partition('.')
     value = getattr(recipe, name)
     return value.get(key) if key else value
@@ -68,9 +68,9 @@ def value_of(
 def sweep(
     base:Recipe,
     grid:dict, # field, or 'options.margin' for one entry of a dictionary -> list of values
-    seeds=1, # a number n for 0 to n - 1, or a list of them
-) -> list: # of `Recipe`, all combinations, the seeds of one setting together
-    "Raises `ValueError` for an unknown field, an empty list, and as `Recipe`."
+    seeds=1, # a number n for 0 to n - 1, or a list
+) -> list: # of `Recipe`: all combinations, the seeds of each setting together
+    "Raises `ValueError` for an unknown field, an empty list, and mistakes that `Recipe` refuses."
     if isinstance(seeds, int):
         seeds = range(check_number('seeds', seeds, lo=1, integer=True))
     for name, values in grid.items():
@@ -89,7 +89,7 @@ def named_run(
     fresh:bool,
     shelf:Shelf,
 ) -> None:
-    "Train and keep it. Raises `RuntimeError` that names the recipe and what went wrong."
+    "Trains and keeps it. Raises `RuntimeError` naming the recipe and the error."
     try:
         kept_run(recipe, shelf, folder, fresh)
     except Exception as error:
@@ -98,7 +98,7 @@ def named_run(
 
 
 def train_here(recipes, folder, fresh, shelf, done) -> list: # of the errors
-    "One after the other."
+    "Trains them one after the other."
     failed = []
     for recipe in recipes:
         try:
@@ -115,7 +115,7 @@ _shelves = {} # of a process that trains: what the runs of one call share
 def end_with(
     parent:int, # its process
 ):
-    "Waits for its end."
+    "Ends this process when its parent ends."
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
@@ -125,10 +125,10 @@ def begin_work(
     parent:int, # the process that called `run_many`
     call:str, # which call that was
 ) -> Shelf: # for all runs of this call in this process
-    "Ctrl-C is the parent's to answer, and a process that it started ends with it."
+    "Leaves Ctrl-C to the parent, and ends this process with it."
     if call not in _shelves:
         if os.getppid() == parent and threading.current_thread() is threading.main_thread():
-            # not on a cluster, whose own processes see to this
+            # not on a cluster, which handles this itself
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             threading.Thread(target=end_with, args=[parent], daemon=True).start()
         _shelves.clear()
@@ -144,7 +144,7 @@ def tried_run(
     parent:int, # as `begin_work`
     call:str,
 ) -> tuple: # the place; what went wrong, or None
-    "A run in a process of its own, which may end without a word."
+    "A run in a process of its own, which may be killed."
     try:
         named_run(recipe, folder, fresh, begin_work(parent, call))
     except RuntimeError as error:
@@ -153,7 +153,7 @@ def tried_run(
 
 
 def train_in_processes(recipes, folder, fresh, workers, done) -> list: # of the errors
-    "As they come."
+    "Trains them in processes; after a broken pool, tries the rest again in halves."
     waiting = dict(enumerate(recipes))
     failed = []
     call = uuid4().hex
@@ -190,7 +190,7 @@ def counting(
     total:int, # runs
     shown:bool,
 ): # a function to call after each
-    "A bar with the time left on a terminal, lines elsewhere."
+    "A progress bar with the time left on a terminal, lines of text elsewhere."
     from rich.console import Console
     from rich.progress import (
         BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn)
@@ -218,16 +218,16 @@ def counting(
 # %% ../../nbs/65_experiments.sweeps.ipynb #95b75184
 def run_many(
     recipes:list, # of `Recipe`; they may name different data
-    folder, # of finished runs, made if need be
+    folder, # of finished runs; created if missing
     workers:int=None, # processes; None: one for each core
     progress:bool=True, # show how many are done, and the time left
-    fresh:bool=False, # train again what is finished
+    fresh:bool=False, # train finished runs again
 ) -> list: # as from `run`, in the order of the recipes
-    """Each run is kept in a file of its own. What was stopped goes on when it is started again, and
-    gives the same numbers. All recipes that can be are run before an error is raised.
+    """Trains recipes in several processes, and keeps each run in a file of its own. If stopped and
+    started again, it resumes and gives the same numbers.
 
-    Raises `ValueError` for data that do not fit a recipe, before any training, and for a file that
-    holds no run, and `RuntimeError` naming the recipes that failed, when all others are kept."""
+    Raises `ValueError` before any training, for data that do not fit a recipe and for a file that
+    holds no run. After all runs, raises `RuntimeError` naming the recipes that failed."""
     recipes = list(recipes)
     if workers is None:
         workers = os.cpu_count() or 1
@@ -250,7 +250,7 @@ def run_many(
         if workers > 1:
             for recipe in todo:
                 if (recipe.frozen or recipe.tail) and recipe.weights is not None:
-                    with suppress(Exception):               # its own process says what is wrong
+                    with suppress(Exception):               # its own process reports errors
                         recipe_parts(recipe, shelf, own_device())   # once, not in each process
             failed = train_in_processes(todo, folder, fresh, workers, done)
         else:
@@ -266,13 +266,13 @@ def run_many(
 def choose(
     results:list, # as from `run`, all of them with part='valid'
     key:str='map@r', # the measure of the trained network; larger is better
-    by:tuple=('loss',), # fields that make a group, as 'loss' or 'options.miner'
+    by:tuple=('loss',), # fields that define a group, such as 'loss' or 'options.miner'
 ) -> dict: # value (tuple of values for several fields) -> recipe, mean, half, and its budget
     """The best setting of each group, by its mean over seeds. `recipe` has the first of its seeds;
     `settings`, `trainings` and `steps` are the budget of the group.
 
-    Raises `ValueError` for results on test classes, for groups with a larger budget than others,
-    and for a measure that is not there."""
+    Raises `ValueError` for results on test classes, for groups with different budgets, and for an
+    unknown measure."""
     by = [by] if isinstance(by, str) else list(by)
     groups = {}
     for result in results:
@@ -290,7 +290,7 @@ def choose(
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #c298de82
 def check_choosing(recipe, result, key):
-    "Raises `ValueError` for what cannot choose."
+    "Raises `ValueError` for results that cannot choose a setting."
     if recipe.part != 'valid':
         raise ValueError("results: expected those of recipes with part='valid', so that no test "
                          f'class chooses, got {recipe}')
@@ -312,7 +312,7 @@ def budget_of(
 def check_budgets(
     groups:dict, # name -> setting -> seed -> result
 ):
-    "Raises `ValueError` for groups with a larger budget than others."
+    "Raises `ValueError` if the groups had different budgets."
     budgets, compared = {}, {}
     for name, settings in groups.items():
         budgets[name] = budget_of(settings)
@@ -330,7 +330,7 @@ def best_of(
     settings:dict, # setting -> seed -> result
     key:str, # the measure
 ) -> dict: # recipe, mean, half
-    "The setting with the highest mean, the first of equal ones."
+    "The setting with the highest mean; of equal ones, the first."
     found = {}
     for setting, seeds in settings.items():
         found[setting] = interval([result['trained'][key] for result in seeds.values()])

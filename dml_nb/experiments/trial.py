@@ -1,8 +1,8 @@
-"""The same recipe gives the same result.
+"""Train what a recipe describes: the same recipe gives the same numbers.
 
-`run(Recipe(loss='triplet', seed=1))` trains once and gives a dictionary of numbers: where pixels
-and the untrained network stood, the curve, where training ended, how long it took. The same recipe
-gives the same numbers on the same device, and a run that was killed goes on in mid-run.
+`run(Recipe(loss='triplet', seed=1))` trains once and returns a dictionary of numbers: how well raw
+pixels, the untrained network and the trained network retrieve, the curve between, and the time. The
+same recipe gives the same numbers on the same device, and a run that was killed can be resumed.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.trial.html.md"""
 
@@ -63,7 +63,7 @@ def reproducible(
     recipe:Recipe,
     device='cpu',
 ):
-    "A recipe's seeds, threads, and on a GPU fixed orders of sums inside; the caller's own after."
+    "Inside, the recipe's seeds and threads, and on a GPU sums in a fixed order; then as before."
     cudnn = torch.backends.cudnn
     threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     of_cudnn = cudnn.deterministic, cudnn.benchmark
@@ -91,7 +91,7 @@ class CountEpochs(Callback):
         self.call()
 
 # %% ../../nbs/62_experiments.trial.ipynb #0b3d943a
-#: What a run keeps of a report of `evaluate`.
+#: The entries of a report of `evaluate` that a run keeps.
 RETRIEVAL = ('recall@1', 'recall@2', 'recall@4', 'recall@8', 'map@r', 'map', 'mrr', 'r_precision')
 
 
@@ -102,7 +102,7 @@ def measure(
     known=None, # (R, D) embeddings and (R,) labels to learn from; None: half of each class of `z`
     seed:int=0, # of k-means and of that half
 ) -> dict: # numbers; None for an infinite one
-    "What a comparison asks of an embedding."
+    "The measures of an embedding."
     found = {}
     if 'retrieval' in kinds:
         report = evaluate(z, labels)
@@ -119,7 +119,7 @@ def measure(
 
 
 def verification(z, labels) -> dict:
-    "Numbers of `verify`, and the TAR at each power of ten that the pairs can resolve."
+    "Numbers of `verify`, with the TAR at each power of ten that the pairs can resolve."
     report = verify(z, labels)
     found = {key: report[key] for key in ('auc', 'eer', 'accuracy')}
     for power in range(1, 7):
@@ -129,7 +129,7 @@ def verification(z, labels) -> dict:
 
 
 def classification(z, labels, kinds, known, seed) -> dict:
-    "Shares of right answers of classifiers on top, on items that they did not learn from."
+    "Accuracies of classifiers on the embeddings, on items that they did not learn from."
     y = np.asarray(labels)
     if known is None:
         learned, asked = split_by_image(y, .5, seed)
@@ -149,17 +149,17 @@ def picture_data(
     after:Tensor, # (N, D) by the trained one
     labels:np.ndarray, # (N,) integers
     seed:int=0, # of the sample and of t-SNE
-    most:int=400, # pictures looked at
-    classes:int=10, # of them at most, so that the eye can tell them apart
+    most:int=400, # pictures that are used
+    classes:int=10, # of t-SNE at most, so that their colours can be told apart
     queries:int=6, # how many to keep, from the worst to the first without a wrong neighbour
     k:int=9, # neighbours of each
 ) -> dict: # JSON values; indices into the N
-    "t-SNE of both embeddings of a sample, and some of it with their neighbours among all."
+    "A t-SNE of both embeddings of a sample, and some of its queries with their neighbours."
     labelled = np.flatnonzero(labels >= 0)
     rng = np.random.default_rng(seed)
     present = np.unique(labels[labelled])
     sampled = labelled
-    if len(present) > classes:                              # whole classes: likes stay together
+    if len(present) > classes:                              # whole classes: neighbours stay
         sampled = labelled[np.isin(labels[labelled], rng.permutation(present)[:classes])]
     shown = np.sort(rng.permutation(sampled)[:most])
     n = len(shown)
@@ -188,7 +188,7 @@ def picture_data(
 
 # %% ../../nbs/62_experiments.trial.ipynb #e46d0a64
 class Standard(nn.Module):
-    "Features moved and scaled so that those of training have mean 0 and deviation 1"
+    "Features shifted and scaled so that those of training have mean 0 and deviation 1"
 
     def __init__(self,
         x:Tensor, # (N, F) those of training
@@ -207,8 +207,8 @@ def recipe_parts(
     recipe:Recipe,
     shelf:Shelf,
     device,
-) -> tuple: # (train, valid) as the network takes them; (train, valid) before any training
-    "Pictures; with a frozen body its features, standardised; with a tail the maps before it."
+) -> tuple: # (train, valid) as the network sees them; (train, valid) without any training
+    "Pictures; with a frozen body its standardised features; with a tail the maps before it."
     if not recipe.frozen and not recipe.tail:
         parts = split_images(recipe, shelf.images(recipe))
         return parts, parts
@@ -228,7 +228,7 @@ def recipe_parts(
 
 # %% ../../nbs/62_experiments.trial.ipynb #d1565fc5
 class StepSampler(ClassBatchSampler):
-    "Passes of a given number of batches, which go on through the cycles of its base."
+    "Passes of a given number of batches, which continue through the cycles of its base."
 
     def __init__(self, labels, classes, per_class, seed, unlabelled_per_batch, batches):
         free = dict(unlabelled_per_batch=unlabelled_per_batch)
@@ -259,7 +259,7 @@ def crop_flip(
     x:Tensor, # (B, C, H, W)
     generator:torch.Generator, # on the CPU
 ) -> Tensor: # (B, C, H, W)
-    "Each picture moved by up to an eighth of its side, and every second one mirrored."
+    "Each picture moved by up to an eighth of its side, and mirrored with probability 1/2."
     return crop_and_flip(x, generator, x.shape[-2:], pad=max(1, x.shape[-1] // 8))
 
 
@@ -269,7 +269,7 @@ def recipe_loaders(
     valid:ImageSet,
     device,
 ) -> DataLoaders:
-    "Batches of P × M, and with hidden labels as many unlabelled images as the data have of them."
+    "Batches of P × M; if labels are hidden, also unlabelled images in the proportion of the data."
     free = 0
     if recipe.unlabelled:
         batch = recipe.classes * recipe.per_class
@@ -299,8 +299,8 @@ class Autocast(Callback):
 
 
 class NoValidLoss(Callback):
-    "Leaves out the loss on the images that are searched, which is not needed."
-    order = 15                                              # after those that watch
+    "Skips the loss on the searched images, which is not needed."
+    order = 15                                              # after the callbacks that watch
 
     def after_pred(self):
         if not self.training:
@@ -366,7 +366,7 @@ def learns_from_training(
     train:ImageSet,
     valid:ImageSet,
 ) -> bool:
-    "Whether something is measured that learns from the images of training."
+    "Whether a measure learns from the training images."
     return bool({'probe', 'class_mean'} & set(recipe.measures)) and shared_classes(train, valid)
 
 
@@ -376,7 +376,7 @@ def measure_input(
     train:ImageSet,
     valid:ImageSet,
 ) -> dict: # as `measure`
-    "What is found without any network, or by the features of a frozen one; once for equal images."
+    "Measures of pictures, or of features of a frozen body; computed once for equal images."
     learned = learns_from_training(recipe, train, valid)
 
     def make():
@@ -391,7 +391,7 @@ def searched(
     recipe:Recipe,
     train:ImageSet,
     valid:ImageSet,
-) -> tuple: # equal for recipes that ask the same of the same pictures
+) -> tuple: # equal for recipes with the same measures of the same pictures
     draws = {'clustering', 'probe', 'class_mean'} & set(recipe.measures)
     numbers = [valid.index, valid.labels]
     if learns_from_training(recipe, train, valid):
@@ -406,7 +406,7 @@ def measure_model(
     train:ImageSet,
     valid:ImageSet,
 ) -> tuple: # (N, D) embeddings of `valid`; as `measure`
-    "What the network finds as it is now."
+    "The measures of the network as it is now."
     z, labels = learn.embed()
     known = learn.embed(train) if learns_from_training(recipe, train, valid) else None
     return z, measure(z, labels, recipe.measures, known, recipe.seed)
@@ -419,7 +419,7 @@ def measure_untrained(
     train:ImageSet,
     valid:ImageSet,
 ) -> tuple: # as `measure_model`; no embeddings where only numbers are kept
-    "Before training; with a tail once for all losses, which begin with the same network."
+    "Before training; with a tail only once for all losses, which start with the same network."
     if not recipe.tail or recipe.pictures:
         return measure_model(recipe, learn, train, valid)
 
@@ -434,7 +434,7 @@ def measure_untrained(
 def curve_of(
     learn, # that has been trained
 ) -> list: # a dictionary for each pass
-    "Loss and measures after each pass over the images, or each so many steps."
+    "Loss and measures after each pass: over the images, or of `every` steps."
     curve = []
     for i, (loss, _, recall, map_at_r, *_) in enumerate(learn.recorder.values):
         step = (i + 1) * len(learn.dls.train.sampler)
@@ -457,7 +457,7 @@ def finite(
 
 # %% ../../nbs/62_experiments.trial.ipynb #cb9d5678
 class QuietCheckpoints(Checkpoints):
-    "Goes on where a run was cut off, and says nothing about it."
+    "Resumes an interrupted run, silently."
 
     def before_fit(self):
         with redirect_stdout(io.StringIO()):
@@ -476,14 +476,14 @@ def checkpoint_path(
     device:torch.device,
     folder, # of runs
 ) -> Path:
-    "The folder of its checkpoints, which no other recipe has."
+    "The folder of the checkpoints of this recipe."
     return Path(folder)/f'{run_key(recipe, data, device_name(device))}.run'
 
 
 def remove_checkpoints(
     path:Path, # a folder, perhaps
 ):
-    "Whole, or so that a kill in between leaves nothing under that name."
+    "Removes the folder; a kill in between leaves nothing under this name."
     gone = path.with_suffix('.gone')
     shutil.rmtree(gone, ignore_errors=True)
     if path.is_dir():
@@ -507,7 +507,7 @@ def run_on(
     progress=None, # called after each pass
     folder=None, # for checkpoints, which stay
 ) -> dict: # as `run`
-    "One training, with what is on the shelf."
+    "One training, with the pictures of the shelf."
     data = shelf.digest(recipe)
     cbs = [CountEpochs(progress or (lambda: None))]
     if recipe.steps:
@@ -518,7 +518,7 @@ def run_on(
         watcher = recipe_callback(recipe, class_count(train))
         if folder is not None:
             every = CHECKPOINT_STEPS
-            if watcher is not None:                         # which forgets a pass that is cut
+            if watcher is not None:                         # which forgets an interrupted pass
                 every = -(-every // len(dls.train.sampler)) * len(dls.train.sampler)
             path = checkpoint_path(recipe, data, device, folder)
             cbs.append(QuietCheckpoints(path, every, keep=2))
@@ -552,14 +552,14 @@ def run_on(
 # %% ../../nbs/62_experiments.trial.ipynb #bb10b82e
 def run(
     recipe:Recipe,
-    images:ImageSet=None, # what it names, if it is at hand
+    images:ImageSet=None, # its pictures, if they are loaded already
     progress=None, # called after each epoch
-    device=None, # None: the GPU where there is one, else the CPU
-    folder=None, # for checkpoints, from which a run that was killed goes on; None: it starts anew
+    device=None, # None: the GPU if there is one, else the CPU
+    folder=None, # for checkpoints, from which a killed run resumes; None: no checkpoints
 ) -> dict: # JSON values: recipe, device, data, sizes, pixels, untrained, trained, curve, seconds…
-    """The same recipe gives the same numbers on the same device, `seconds` aside.
+    """Trains once. The same recipe gives the same numbers on the same device, except `seconds`.
 
-    Raises `ValueError` for data that do not fit the recipe, `FloatingPointError` for embeddings
+    Raises `ValueError` for data that do not fit the recipe, and `FloatingPointError` for embeddings
     that are not finite."""
     shelf = Shelf(images)
     device = torch.device(device or own_device())
@@ -571,15 +571,15 @@ def run(
 # %% ../../nbs/62_experiments.trial.ipynb #0e17af37
 def kept_run(
     recipe:Recipe,
-    shelf:Shelf, # with what it names
-    folder, # of finished runs, made if need be
-    fresh:bool=False, # run even if it is there
+    shelf:Shelf, # with its pictures
+    folder, # of finished runs; created if missing
+    fresh:bool=False, # train even if it is there
     progress=None, # called with the number of epochs done
 ) -> dict: # as from `run`
-    """A finished run from its file, or a new one, kept.
+    """A finished run from its file, or a new run, whose result is kept.
 
-    Raises as `run`, `ValueError` if the file holds no such run, `OSError` naming the file that
-    cannot be written."""
+    Raises the errors of `run`, `ValueError` if the file holds no such run, and `OSError` naming a
+    file that cannot be written."""
     path = run_path(recipe, shelf, folder, fresh)
     checkpoints = checkpoint_path(recipe, shelf.digest(recipe), own_device(), folder)
     progress = progress or (lambda epochs: None)
@@ -591,7 +591,7 @@ def kept_run(
             remove_checkpoints(checkpoints)
         result = run_on(recipe, shelf, own_device(), lambda: progress(1), folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        by_its_threads = dict(threads=recipe.threads)       # not by those of who writes it
+        by_its_threads = dict(threads=recipe.threads)       # not those of the process that writes
         write_json(path, result | by_its_threads, seed=recipe.seed)
     remove_checkpoints(checkpoints)
     return result

@@ -131,7 +131,7 @@ def run_compare(
         '--fresh', help='Repeat even finished trainings.')] = False,
     accept_other_code:AcceptOtherCode = False,
 ):
-    """Train losses on the same images with several seeds, and compare them beyond chance.
+    """Compare losses, each trained with several seeds on the same images.
 
     Example: dml compare --data folder:photos --losses triplet,circle --seeds 5
 

@@ -2,13 +2,13 @@
 
 Modules:
 
-- `dml_nb.cli.base`: `dml`: what all its commands share: help, one line for a mistake, checks before any work.
-- `dml_nb.cli.common`: Which model and index, which classes, which pictures, and their embeddings.
-- `dml_nb.cli.evaluate`: `dml evaluate` and `embed`: how well a model finds pictures, and its vectors.
-- `dml_nb.cli.experiments`: `dml compare` and `dml bench`: losses against each other, in accuracy and in time.
+- `dml_nb.cli.base`: What all commands of `dml` share: help, errors in one line, checks before any work.
+- `dml_nb.cli.common`: How commands find a model or an index, read pictures and embed them.
+- `dml_nb.cli.evaluate`: `dml evaluate` and `dml embed`: how well a model finds pictures, and its embeddings.
+- `dml_nb.cli.experiments`: `dml compare` and `dml bench`: compare losses by their accuracy and their speed.
 - `dml_nb.cli.papers`: `dml reproduce`: the tables and figures of the five papers.
-- `dml_nb.cli.search`: `dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
-- `dml_nb.cli.train`: `dml train`: from a folder of pictures to a network that finds like ones.
+- `dml_nb.cli.search`: `dml index`, `search`, `duplicates`, `browse` and `export`: find similar pictures, and export a model.
+- `dml_nb.cli.train`: `dml train`: from a folder of pictures to a network that finds similar ones.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels in any form.
 - `dml_nb.data.benchmarks`: The published sets of the field, read in their official layouts
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts merged folders

@@ -1,9 +1,10 @@
-"""`dml`: what all its commands share: help, one line for a mistake, checks before any work.
+"""What all commands of `dml` share: help, errors in one line, checks before any work.
 
-The command `dml` has a module for each group of commands: experiments, models, search and the
-papers. This one holds what they share. What a user got wrong is answered by one line on stderr and
-exit status 2, Ctrl-C by one line and 130. torch and fastai are imported inside a job, so that `dml
---help` answers at once.
+`dml` has one module per group of commands: experiments, training, evaluation, search and papers.
+This one holds what they share. A mistake by the user is reported in one line on stderr, with exit
+status 2; Ctrl-C in one line, with status 130. torch and fastai are imported only when a job starts,
+so that `dml --help` answers at once. [The reference](85_commands.ipynb) shows every command with an
+example.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.base.html.md"""
 
@@ -38,7 +39,7 @@ UsageError = typer.BadParameter.__base__        # what the command line's parser
 
 
 class Commands(typer.Typer):
-    "Commands whose help is their docstring, each paragraph as wide as the terminal"
+    "Commands that show their docstring as help, with paragraphs as wide as the terminal"
     def command(self, name=None, **options):
         add = super().command
 
@@ -51,17 +52,17 @@ class Commands(typer.Typer):
 
 
 app = Commands(
-    help='Deep metric learning: from a folder of pictures to a search, and losses compared.',
+    help='Deep metric learning: train on a folder of pictures, search it, and compare losses.',
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
 def fail(
-    what, # one sentence: what was expected, what came
+    what, # one sentence: expected ..., got ...
     status:int=2, # exit status
 ):
-    "Say it on one line of stderr and stop."
+    "Print it in one line on stderr, and exit."
     print(f'dml: {" ".join(str(what).split())}', file=sys.stderr)
     raise typer.Exit(status)
 
@@ -69,7 +70,7 @@ def fail(
 @app.callback(invoke_without_command=True)
 def start(
     context:typer.Context,
-    version:Annotated[bool, typer.Option('--version', help='Say the version and stop.')] = False,
+    version:Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False,
 ):
     if version:
         print(dml_nb.__version__)
@@ -78,8 +79,8 @@ def start(
 
 # %% ../../nbs/68_cli.base.ipynb #fa3ac2f0
 def _open_streams():
-    "Ends with one line where standard output is closed; nothing else may take its number."
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+    "Exit with one line if standard output is closed; reserve its number, so that no file takes it."
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
         pass
     os.close(number)
     if sys.stderr is None:
@@ -91,12 +92,12 @@ def _open_streams():
 
 def _end_output(
     status:int,
-) -> int: # another one where what was printed cannot be written
-    "Empties the buffer; with one line where that fails, or with none where a pipe was closed."
+) -> int: # another one if the output cannot be written
+    "Flush standard output. If that fails, print one line, or none if a pipe was closed."
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again
         if isinstance(error, BrokenPipeError):
             return status or 1
         if not status:
@@ -108,8 +109,8 @@ def _end_output(
 def main():
     "The console script `dml`."
     _open_streams()
-    sys.stdout.reconfigure(errors='replace')                # a terminal that has no ± shows ?
-    if not sys.warnoptions:                                 # a user cannot mend their deprecations
+    sys.stdout.reconfigure(errors='replace')                # a terminal without ± shows ?
+    if not sys.warnoptions:                                 # deprecations are not the user's concern
         warnings.filterwarnings('ignore', module='torch|fastai')
     try:
         status = app(standalone_mode=False, prog_name='dml')
@@ -135,26 +136,26 @@ def main():
     sys.exit(_end_output(status or 0))
 
 # %% ../../nbs/68_cli.base.ipynb #707495a4
-FILES = ('results.json', 'report.html')         # written into --out, beside the folder runs
+FILES = ('results.json', 'report.html')         # written to --out, next to the folder runs
 
 
 def in_the_way(
     folder:Path,
     files, # names that a command writes there
-    folders, # likewise
+    folders, # names of subfolders that a command writes there
 ) -> list: # of names
-    "What stands in a folder where something of another kind would be written."
+    "Names that are taken by something of another kind: a folder for a file, a file for a folder."
     taken = [name for name in files if (folder/name).exists() and not (folder/name).is_file()]
     return taken + [name for name in folders
                     if (folder/name).exists() and not (folder/name).is_dir()]
 
 
 def writable_folder(
-    path:str, # the folder, made if need be
+    path:str, # the folder, created if needed
     files=FILES, # names that a command writes there
-    folders=('runs',), # likewise
+    folders=('runs',), # names of subfolders that a command writes there
 ) -> Path:
-    "The folder, after a file was written there and removed. Fails in one line if it cannot be."
+    "Create the folder if needed and test that it can be written. Fails in one line if not."
     wanted = '--out: expected a folder that can be made and written'
     if not str(path):
         fail(f'{wanted}, got nothing')
@@ -174,10 +175,10 @@ def writable_folder(
 
 # %% ../../nbs/68_cli.base.ipynb #49fd2bbe
 def listed_names(
-    text:str, # names with commas between them
-    option:str, # whose value they are
+    text:str, # names separated by commas
+    option:str, # option that they are the value of
 ) -> list:
-    "The names without repeats. Fails in one line if there are none."
+    "Names without duplicates. Fails in one line if there are none."
     names = [name.strip() for name in text.split(',') if name.strip()]
     if not names:
         fail(f'{option}: expected one or more names with commas between them, got {text!r}')
@@ -187,9 +188,9 @@ def listed_names(
 def check_names(
     names:list,
     known, # possible names
-    option:str, # whose value they are
+    option:str, # option that they are the value of
 ):
-    "Fails in one line for unknown names, with the known one that is nearest to the first."
+    "Fails in one line if names are unknown, and suggests the known name nearest to the first."
     unknown = [name for name in names if name not in known]
     if unknown:
         near = ''.join(f'; did you mean {name}?' for name in get_close_matches(unknown[0], known, 1))
@@ -199,10 +200,10 @@ def check_names(
 
 def check_losses(
     names:list,
-    option:str, # whose value they are
+    option:str, # option that they are the value of
 ):
-    "Fails in one line for unknown names. Raises `ValueError` for a file without such a loss."
-    from dml_nb.losses.catalogue import LOSSES, is_own      # without fastai, in half the time
+    "Fails in one line for unknown names. Raises `ValueError` if a file does not define the loss."
+    from dml_nb.losses.catalogue import LOSSES, is_own      # without fastai, twice as fast
     own = [name for name in names if is_own(name)]
     check_names([name for name in names if name not in own], LOSSES, option)
     if own:
@@ -213,14 +214,14 @@ def check_losses(
 
 def check_data(
     data:str, # as `load_data` takes it
-    option:str='data', # whose value it is
+    option:str='data', # option that it is the value of
 ):
-    "Fails in one line for what is written as a path where there is nothing."
+    "Fails in one line if `data` is a path and nothing is there."
     kind, colon, path = data.partition(':')
     if not colon or os.path.exists(os.path.expanduser(data)):
         kind, path = '', data
     elif kind not in ('folder', 'zip', 'csv', 'features'):
-        return                                              # a named set that lies elsewhere
+        return                                              # a named set; loading checks its path
     place = os.path.expanduser(path)
     ending = Path(path).suffix.lower()
     is_path = kind or os.sep in path or path.startswith(('.', '~'))
@@ -237,7 +238,7 @@ def check_above_0(
     value:float,
     below:float=float('inf'),
 ):
-    "Fails in one line unless it is a number between."
+    "Fails in one line unless the value is between 0 and `below`."
     if not 0 < value < below:
         wanted = 'above 0' if below == float('inf') else f'above 0 and below {below}'
         fail(f'{option}: expected a finite number {wanted}, got {value!r}')
@@ -249,9 +250,9 @@ plain_table = partial(
 # %% ../../nbs/68_cli.base.ipynb #4c3132af
 def progress_bar(
     unit:str, # what is counted
-    stderr:bool=False, # where it is drawn, standard output being the other place
+    stderr:bool=False, # draw on stderr instead of stdout
 ) -> Progress:
-    "How much of all is done, and the time left; nothing where there is no terminal."
+    "A bar with the number done and the time left. Nothing is drawn without a terminal."
     console = Console(stderr=stderr)
     columns = [
         TextColumn('{task.description:<28}', markup=False), BarColumn(), MofNCompleteColumn(),
@@ -264,8 +265,8 @@ def progress_bar(
 @contextmanager
 def reading_bar(
     data:str, # what is read
-): # gives a function (pictures read, of all) -> None
-    "A bar while pictures are read, which takes a while with many."
+): # yields a function of (pictures read, pictures in all)
+    "A bar that shows how many pictures have been read."
     with progress_bar('pictures', stderr=True) as bar:
         task = bar.add_task(f'reading {data}', total=None)
         yield lambda done, count: bar.update(task, completed=done, total=count)
@@ -275,22 +276,22 @@ def say_other_code(
     found, # an `OtherCode`
     console:Console,
 ):
-    "One line about kept runs of other code, if there are any."
+    "Print one line about stored runs of other code, if there are any."
     if str(found):
         console.print(str(found), soft_wrap=True, highlight=False, markup=False)
 
 # %% ../../nbs/68_cli.base.ipynb #bb33d87f
 @contextmanager
 def no_empty_folder(
-    out:str, # folder that a command may make
+    out:str, # folder that a command may create
 ):
-    "Where what is inside fails, folders that were made for it and are still empty go again."
+    "If the body fails, remove folders that were created for it and are still empty."
     folder = Path(out).expanduser()
     new = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
     try:
         yield
     except BaseException:
-        with suppress(OSError):                             # it was not made, or holds something
+        with suppress(OSError):                             # not created, or no longer empty
             for place in new:
                 place.rmdir()
         raise
@@ -298,9 +299,9 @@ def no_empty_folder(
 
 @contextmanager
 def told_in_one_line(
-    stopped, # what to say after Ctrl-C, or a function that looks and says it
+    stopped, # message after Ctrl-C, or a function that returns it
 ):
-    "What goes wrong inside, or is stopped, is said in one line; warnings too."
+    "Report what goes wrong in the body in one line: errors, warnings, Ctrl-C."
     def show(message, category, *place, **more):
         if issubclass(category, UserWarning):
             print(f"dml: {' '.join(str(message).split())}", file=sys.stderr)
@@ -312,16 +313,16 @@ def told_in_one_line(
         except KeyboardInterrupt:
             fail(stopped() if callable(stopped) else stopped, 130)
         except BrokenPipeError:
-            raise                                           # which `main` expects
+            raise                                           # `main` handles it
         except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
             fail(error)
 
 
 def stopped_with_runs(
     out:str, # folder of finished runs
-    fresh:bool=False, # whether the command trains even those again
-): # function of nothing -> what to say after Ctrl-C
-    "It counts what is there when it is called."
+    fresh:bool=False, # whether the command repeats even those
+): # function without arguments that returns the message after Ctrl-C
+    "The function counts the runs at the time of its call."
     def said():
         runs = Path(out).expanduser()/'runs'
         count = len(list(runs.glob('*.json')))
@@ -335,10 +336,10 @@ def stopped_with_runs(
 
 
 def stopped_writing(
-    file, # that is replaced by a rename
-    what:str, # that is then another one, as 'index in runs/index'
-): # function of nothing -> what to say after Ctrl-C
-    "It looks whether the file is another one than now."
+    file, # replaced by renaming a new one
+    what:str, # what the message calls it, as 'index in runs/index'
+): # function without arguments that returns the message after Ctrl-C
+    "The function says whether the file has been replaced since."
     path = Path(file).expanduser()
 
     def state():
@@ -361,7 +362,7 @@ def stopped_writing(
 def as_depth(
     text:str,
 ): # 'leaf', or an integer from 1 up
-    "The depth of folders. Raises for anything else."
+    "The depth of folders. Raises `BadParameter` for anything else."
     if text == 'leaf': return text
     if not (text.isdecimal() and int(text)):
         raise typer.BadParameter(f'expected leaf, or a number from 1 up, got {text!r}')
@@ -371,7 +372,7 @@ def as_depth(
 def chosen_columns(
     texts:list, # such as 'label=species'
 ) -> dict: # {known name: column}, None for none
-    "What the columns of a table are called. Fails in one line for a text without =."
+    "The names of a table's columns. Fails in one line for a text without =."
     columns = {}
     for text in texts:
         name, equals, column = (part.strip() for part in text.partition('='))
@@ -383,28 +384,30 @@ def chosen_columns(
 
 depth_option = partial(typer.Option, '--depth', parser=as_depth, metavar='leaf|1|2|...')
 Depth = Annotated[str, depth_option(
-    help='Which folders are the classes: leaf, each in which a picture lies; 1, the folders in '
-         'that folder; 2, the folders in those.')]
+    help='Which folders are the classes: leaf, every folder that directly holds pictures; 1, the '
+         'subfolders of the data folder; 2, the subfolders of those.')]
 Columns = Annotated[list[str], typer.Option(
-    '--column', help='What a column of a table is called, as label=species or file=path; may be '
-                     'given several times.')]
+    '--column', help='Name of a column of a table, as label=species or file=path; may be '
+                     'repeated.')]
 Group = Annotated[str, typer.Option(
-    help='Which pictures are of one burst or visit: a column of a table; folder; time, or '
-         'time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what their names '
-         'share. No search compares two of them, and all of them train or all judge.')]
+    help='Which pictures show the same thing, as those of one burst or visit: a column of a table; '
+         'folder; time or time:SECONDS, by when they were taken; name:REGULAR EXPRESSION, by what '
+         'their names share. Pictures of one group are not compared in a search, and training '
+         'either uses or holds out all of them.')]
 Images = Annotated[str, typer.Option(
-    help='Folder or zip with the pictures of a table; by default they lie beside it.')]
+    help='Folder or zip that holds the pictures of a table; by default the folder of the table.')]
 MultiLabel = Annotated[str, typer.Option(
-    help='What separates the labels of a picture in a table, as "|" for a|b: it is alike to all '
-         'that share one. With folders, equal files in several folders are one picture with the '
-         'labels of all of them.')]
+    help='Several labels per picture. In a table: the separator of the labels, as "|" for a|b. In '
+         'folders: the word folders, which makes equal files in several folders one picture with '
+         'the labels of all of them. Pictures that share a label are alike.')]
 Levels = Annotated[bool, typer.Option(
-    '--levels', help='The folders around the folders of classes are classes above them.')]
+    '--levels', help='Use the folders above those of the classes as coarser classes.')]
 Level = Annotated[list[str], typer.Option(
-    '--level', help='What is above the classes instead: a column of the table (again for the '
-                    'next level), first-word or last-word of their names, or a .csv with a line '
-                    'of names, then a class and those above it in each line.')]
+    '--level', help='Where coarser classes come from instead: a column of the table (may be '
+                    'repeated for further levels); first-word or last-word of the class names; or '
+                    'a .csv with a header line, then a class and its coarser classes in each '
+                    'line.')]
 AcceptOtherCode = Annotated[bool, typer.Option(
     '--accept-other-code',
-    help='Use finished runs of another state of the code of dml_nb, and say how many.')]
+    help='Also use finished runs of another version of the code of dml_nb, and print how many.')]
 Json = Annotated[bool, typer.Option('--json', help='Print one JSON value instead of text.')]

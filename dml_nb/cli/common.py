@@ -1,9 +1,9 @@
-"""Which model and index, which classes, which pictures, and their embeddings.
+"""How commands find a model or an index, read pictures and embed them.
 
-[Training](68_cli.train.ipynb), [measuring](68_cli.evaluate.ipynb) and
-[searching](68_cli.search.ipynb) by command begin alike. They find the model or the index that is named,
-say in one line where there is none, let the options decide the classes, and embed pictures under a bar.
-None of them loads torch before everything that can be checked is checked.
+[Training](68_cli.train.ipynb), [measuring](68_cli.evaluate.ipynb) and [searching](68_cli.search.ipynb)
+by command begin in the same way. They find the model or the index that is named, or say in one line
+that there is none; they take the classes from the options; and they embed pictures under a progress
+bar. Everything that can be checked without torch is checked before it is loaded.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.common.html.md"""
 
@@ -26,7 +26,7 @@ from .base import (
 def as_typed(
     context:typer.Context, # of a command
 ) -> str: # 'dml train photos --epochs 3'
-    "The command with what was typed, in the order of its help."
+    "The command and the options that were typed, in the order of the help."
     words = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name)
@@ -40,15 +40,15 @@ def as_typed(
 
 
 def chosen_rule(
-    depth=None, # the options, None for those that are not set
+    depth=None, # the options; None: not given
     column=(),
     images:str=None,
     group:str=None,
     multi_label:str=None,
     levels:bool=False,
     level=(),
-) -> dict: # options of `load_pictures`: those that are set
-    "What decides classes and groups. Fails in one line for columns without a name."
+) -> dict: # options of `load_pictures`: those that were given
+    "Options that decide classes and groups. Fails in one line for columns without a name."
     above = level[0] if len(level) == 1 else [*level] or ('folders' if levels else None)
     rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group,
                 multi_label=multi_label, levels=above)
@@ -57,8 +57,8 @@ def chosen_rule(
 # %% ../../nbs/68_cli.common.ipynb #d79d0f2d
 def model_folder(
     path:str, # from `dml train` or `save_embedder`
-) -> Path: # of the embedder
-    "Fails in one line where there is none; nothing heavy is loaded for that."
+) -> Path: # that holds the embedder
+    "Fails in one line if there is none, without loading torch."
     folder = Path(path).expanduser()
     for place in (folder/'embedder', folder):
         if (place/'embedder.json').is_file():
@@ -69,7 +69,7 @@ def model_folder(
 
 def training_folder(
     path:str, # as `model_folder` takes it
-) -> Path: # with training.json, README.md and pixels; the model's own where there was no training
+) -> Path: # with training.json, README.md and pixels; without a training, the folder of the model
     folder = model_folder(path)
     return folder.parent if folder.name == 'embedder' else folder
 
@@ -77,20 +77,20 @@ def training_folder(
 def check_index(
     path:str, # from `dml index`
 ):
-    "Fails in one line where there is none; nothing heavy is loaded for that."
+    "Fails in one line if there is none, without loading torch."
     if not (Path(path).expanduser()/'index.json').is_file():
         fail(f'index: expected a folder made by dml index, got {path}, and there is no '
              'index in it')
 
 # %% ../../nbs/68_cli.common.ipynb #37aaca05
 DepthOrTrained = Annotated[str, depth_option(
-    help='Which folders are the classes, as for dml train; by default as in the training.')]
+    help='Which folders are the classes, as in dml train; by default as in the training.')]
 
 
 def load_model(
     path:str,
 ): # `Embedder`
-    "An embedder, from a folder as `model_folder` takes it."
+    "The embedder in a folder as `model_folder` takes it."
     folder = model_folder(path)
     from dml_nb.training.features import load_embedder
     return load_embedder(folder)
@@ -99,7 +99,7 @@ def load_model(
 def kept_pixels(
     path:str, # as `model_folder` takes it
 ): # `KeptPixels`
-    "Beside the model: what a command decodes with it, the next one need not decode."
+    "Pixels stored next to the model, so that no command decodes a picture again."
     folder = training_folder(path)
     from dml_nb.data.pixels import KeptPixels
     return KeptPixels(folder/'pixels')
@@ -108,11 +108,11 @@ def kept_pixels(
 def pictures_for(
     embedder, # `Embedder`
     data:str,
-    rule:dict, # from `chosen_rule`; the rest is as in the training
-    on_error:str='skip', # as in `load_pictures`, and so is kept
+    rule:dict, # from `chosen_rule`; what is missing is as in the training
+    on_error:str='skip', # as in `load_pictures`, like `kept`
     kept=None,
 ): # `ImageSet`
-    "Pictures of the size and colours that the embedder takes."
+    "Pictures in the size and colours that the embedder takes."
     from dml_nb.data.sources import options_of
     from dml_nb.search.pictures import load_pictures, rule_for
     size = embedder.size if 'size' in options_of(data) else None
@@ -126,8 +126,8 @@ def pictures_for(
 def embedded(
     embedder, # `Embedder`
     images, # `ImageSet`
-) -> tuple: # (N, dim) tensor, and the `ImageSet` without those that cannot be read
-    "Embeddings with a bar; files are decoded meanwhile."
+) -> tuple: # (N, dim) tensor, and the `ImageSet` without unreadable pictures
+    "Embeddings, computed under a progress bar while files are decoded."
     from dml_nb.data.readers import leave_out_broken
     from dml_nb.training.embedding import _rows_of
     faults = {} if hasattr(images.source, 'skipped') else None      # arrays are never broken

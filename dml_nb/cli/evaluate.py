@@ -1,7 +1,7 @@
-"""`dml evaluate` and `embed`: how well a model finds pictures, and its vectors.
+"""`dml evaluate` and `dml embed`: how well a model finds pictures, and its embeddings.
 
-`dml evaluate` says how well a model finds pictures of the same class: among themselves, or in a
-gallery, as people search new pictures in those they have. `dml embed` writes vectors.
+`dml evaluate` measures how well a model finds pictures of the same class: among themselves, or in a
+gallery, as new pictures are searched among known ones. `dml embed` writes embeddings into a file.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.evaluate.html.md"""
 
@@ -36,7 +36,7 @@ def chosen_part(
     images, # `ImageSet`
     part:str, # 'auto', 'all', 'held-out', or a part of the data set
 ) -> tuple: # `ImageSet`, and the name of the part
-    "What to measure on. Raises `ValueError` for a part that is not there."
+    "The pictures to measure on. Raises `ValueError` for an unknown part."
     known = [] if images.split is None else sorted(set(images.split.tolist()))
     if part == 'auto':
         part = 'test' if 'test' in known else 'all'
@@ -54,8 +54,8 @@ def chosen_part(
 def say_if_trained_on(
     model:str, # as `model_folder` takes it
     images, # `ImageSet`
-) -> int: # how many of them trained it, as far as is known
-    "One line where pictures of the training are measured."
+) -> int: # how many of them trained the model, as far as is known
+    "Print one line if pictures of the training are measured."
     from dml_nb.search.pictures import trained_on
     seen = trained_on(training_folder(model), images)
     count = 0 if seen is None else int(seen.sum())
@@ -68,7 +68,7 @@ def say_if_trained_on(
 def counted(
     images, # `ImageSet`
 ) -> str:
-    "Its pictures and classes"
+    "Its numbers of pictures and classes"
     from dml_nb.data.images import class_count
     return f'{len(images):,} pictures of {class_count(images):,} classes'
 
@@ -76,9 +76,9 @@ def counted(
 def labels_together(
     queries, # `ImageSet`
     gallery, # `ImageSet`
-) -> tuple: # names of all classes; (B,) and (G,) labels, which count those
-    """Classes of two sets are the same if their names are. Warns of pictures that are in both.
-    Raises `ValueError` for sets without a class in common."""
+) -> tuple: # names of all classes; (B,) and (G,) labels, indices of these names
+    """Labels of two sets that agree where the names of classes do. Warns of pictures that are in
+    both. Raises `ValueError` if the sets have no class in common."""
     import numpy as np
     from dml_nb.data.images import counts_of_classes, is_sets
     if is_sets(queries.labels) != is_sets(gallery.labels):
@@ -114,7 +114,7 @@ def labels_together(
 def groups_together(
     *sets, # one `ImageSet`, or queries and gallery
 ) -> list: # of (N,) codes for each, −1 for a picture in no group; or None
-    "Groups of pictures that are read from their files are found among all of them"
+    "Groups of all sets, counted together; groups by files are formed among all files."
     import numpy as np
     from dml_nb.data.images import codes_of_groups
     from dml_nb.search.pictures import files_of, groups_of, is_by_files
@@ -132,8 +132,8 @@ def groups_together(
 
 
 def rule_of(
-    data:str,
-    other:str, # the other one of queries and gallery
+    data:str, # queries or gallery
+    other:str, # the other of the two
     rule:dict, # from `chosen_rule`
 ) -> dict: # without the options that only the other one takes
     from dml_nb.data.sources import options_of
@@ -161,7 +161,7 @@ def read_side(
     part:str='all', # as in `chosen_part`
 ) -> tuple: # `Side`, the name of the part
     from dml_nb.search.copies import grey_of
-    on_error = 'skip' if part == 'held-out' else 'later'    # the split depends on all of them
+    on_error = 'skip' if part == 'held-out' else 'later'    # the split depends on all pictures
     images, part = chosen_part(model, pictures_for(embedder, data, rule, on_error, kept), part)
     z, images = embedded(embedder, images)
     return Side(images, z, grey_of(images)), part
@@ -171,7 +171,7 @@ def search_of(
     here:Side, # queries
     there, # `Side` of the gallery, or None
 ) -> tuple: # names of the classes, labels of the queries, the other arguments of `evaluate`
-    "Raises `ValueError` where no query can have an answer."
+    "Raises `ValueError` if no query can have an answer."
     from dml_nb.data.images import class_count
     images = here.images
     if there is None:
@@ -189,16 +189,16 @@ def fitted(
     z, # (B, D) tensor
     labels, # (B,)
     sides:dict, # the other arguments of `verify_search`
-    wished:float, # share of strangers that may find something
+    wished:float, # share of queries of absent classes that may find something
 ) -> dict: # similarity, false_accepts, true_accepts, queries
-    "The threshold for a search. Raises `ValueError` where no similarity gives that share."
+    "The threshold for a search. Raises `ValueError` if no similarity gives that share."
     from dml_nb.evaluation.verification import verify_search
     report = verify_search(z, labels, **sides)
     if wished * report.negatives < 1:
         raise ValueError(f'--false-accepts: expected at least {1 / report.negatives:.3g}, one of '
                          f'{report.negatives:,} queries, got {wished:g}')
     similarity = report.threshold_at(wished)
-    if similarity > 1.01:                                   # infinite: the very first are ties
+    if similarity > 1.01:                                   # infinite: the most similar pairs tie
         raise ValueError(f'--false-accepts: expected a share at which some query finds something, '
                          f'got {wished:g}; the most similar answers are wrong and tie')
     return dict(similarity=min(similarity, 1.), false_accepts=wished,
@@ -210,8 +210,8 @@ def keep_fact(
     path:str, # as `model_folder` takes it
     **facts, # JSON values
 ):
-    """Beside the network; an earlier one of that name is replaced. Raises `ValueError` where the
-    network has become another one, `OSError` while a training writes it."""
+    """Save facts with the network; earlier ones of the same names are replaced. Raises `ValueError`
+    if the network has changed since it was loaded, `OSError` while a training writes it."""
     from dml_nb.support.storage import one_writer
     from dml_nb.training.features import load_embedder, save_embedder
     folder = model_folder(path)
@@ -239,8 +239,8 @@ GRADED = {'ndcg@8': 'nDCG@8', 'h_ap': 'H-AP'}
 
 def graded(
     report, # from `evaluate_relevance`
-    relevance:str, # of a pair: 'levels', the share of common ones; 'jaccard', of common labels
-) -> dict: # graded: what measures say by degrees
+    relevance:str, # of a pair: 'levels', their share of common levels; 'jaccard', of labels
+) -> dict: # graded: measures by degrees of relevance
     return dict(graded=dict(relevance=relevance, **{key: report[key] for key in GRADED},
                             intervals={key: report.interval(key) for key in GRADED}))
 
@@ -250,7 +250,7 @@ def by_levels(
     there, # `Side` of the gallery, with as many levels, or None
     finest, # report of the classes themselves
     sides:dict, # from `search_of`
-) -> dict: # levels: measures of each; nearest: what the nearest neighbour is, as shares; graded
+) -> dict: # levels: measures of each; nearest: shares right on each level; graded
     import numpy as np
     from dml_nb.evaluation.relevance import evaluate_relevance, outside_groups, shared_levels
     from dml_nb.evaluation.retrieval import evaluate
@@ -305,8 +305,8 @@ def measured(
     there, # `Side` of the gallery, or None
     classes:int, # how many of the worst are listed
     wished:float=None, # as in `fitted`; None: no threshold
-) -> tuple: # facts for the card of the model; further ones that are only printed
-    "Raises `ValueError` where no query can have an answer, and as `fitted`."
+) -> tuple: # facts for the card of the model; others that are only printed
+    "Raises `ValueError` if no query can have an answer, and as `fitted`."
     from dml_nb.data.images import is_sets
     from dml_nb.evaluation.relevance import evaluate_sets, per_label
     from dml_nb.evaluation.retrieval import evaluate
@@ -347,7 +347,7 @@ def measured(
 # %% ../../nbs/68_cli.evaluate.ipynb #6f8b09b1
 def copies_text(
     found, # from `without_copies`
-) -> str: # '' where near-copies make no difference, or pixels cannot tell
+) -> str: # '' if near-copies make no difference, or there are no pixels to compare
     if found is None or found['share'] < .01:
         return ''
     if not found['unmatched'] and abs(found['recall@1'] - found['before']) < .005:
@@ -419,23 +419,24 @@ def print_measured(
 def run_evaluate(
     context:typer.Context,
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
-    data:Annotated[str, typer.Argument(help='The queries; as for dml train.')],
+    data:Annotated[str, typer.Argument(help='The queries; written as for dml train.')],
     gallery:Annotated[str, typer.Option(
-        help='Pictures to search among; by default each query among the others.')] = None,
+        help='Pictures to search in; by default each query is searched among the others.')] = None,
     part:Annotated[str, typer.Option(
-        help='all; held-out: only what judged the training, if these are its pictures; or a part '
-             'of the data set: train, test, ...; auto: test where there is one.',
+        help='Which pictures to measure on: all; held-out, only those that judged the training, if '
+             'these are its pictures; or a part of the data set: train, test, ...; auto: test if '
+             'there is one, otherwise all.',
     )] = 'auto',
     classes:Annotated[int, typer.Option(
-        min=0, help='How many of the worst classes to list.')] = 5,
+        min=0, help='Number of worst classes to list.')] = 5,
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
     group:Group = None,
     false_accepts:Annotated[float, typer.Option(
-        help='Fit the similarity at which this share of pictures whose class is not there would '
-             'find something, as .05, and keep it in the model: below it, dml search says '
-             '"nothing like it".',
+        help='Fit a threshold to this share, as .05, of false finds: the similarity at which so '
+             'many pictures whose class is not in the gallery would find something. The model '
+             'keeps it, and below it dml search says "nothing like it".',
     )] = None,
     multi_label:MultiLabel = None,
     levels:Levels = False,
@@ -446,18 +447,25 @@ def run_evaluate(
 
     Example: dml evaluate runs/photos new --gallery photos
 
-    Each picture is searched in the gallery, as new pictures are searched among known ones; those
-    whose class is not there are counted apart. Without a gallery every picture is searched among
-    all others, which flatters where several show one thing; --group says which do. Near-copies by
-    their pixels are counted: how much of R@1 they are, and R@1 without them. R@K: is one of
-    the K nearest of its class? MAP@R: how many of the R nearest are, by their places, R being the
-    size of its class? The interval is what another sample of queries would give, in 95 of 100
-    cases. Pictures that the model was trained on flatter it: for new classes look at --part
-    held-out, or at other pictures. With several labels a picture is right that shares one; with
-    levels each is measured, level 1 being the classes. Both are also measured by degrees: how
-    relevant a picture is to the query is the share of labels, or of levels, that they have in
-    common; nDCG@8 says how well the eight nearest are ordered, H-AP how well all are. What is
-    measured is added to README.md of the model."""
+    With --gallery, each picture is searched in the gallery, as new pictures are searched among
+    known ones. Pictures whose class is not there are counted separately. Without it, each picture
+    is searched among all others, which gives too good a result if several pictures show one thing;
+    --group says which do.
+
+    R@K: is one of the K nearest of the same class? MAP@R: how many of the R nearest are, counted by
+    their places, where R is the number of pictures to find? The intervals hold the values that
+    another sample of queries would give in 95 of 100 cases. Near-copies, found by their pixels, are
+    counted: the command prints their share of R@1, and R@1 without them.
+
+    Pictures that trained the model give too good a result. For new classes, use --part held-out or
+    other pictures.
+
+    With several labels per picture, a result is right if it shares a label. With levels, each level
+    is measured; level 1 is the classes. Both are also measured by degrees: a result is as relevant
+    as the share of labels or levels that it has in common with the query. nDCG@8 measures the order
+    of the eight nearest, H-AP that of all.
+
+    The results are added to README.md of the model."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(depth, column, images, group, multi_label, levels, level)
         if false_accepts is not None:
@@ -489,8 +497,8 @@ def run_evaluate(
 @app.command('embed')
 def run_embed(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
-    data:Annotated[str, typer.Argument(help='As for dml train.')],
-    out:Annotated[str, typer.Option(help='The file, .npz.')] = 'embeddings.npz',
+    data:Annotated[str, typer.Argument(help='Pictures or vectors; written as for dml train.')],
+    out:Annotated[str, typer.Option(help='The file to write, .npz.')] = 'embeddings.npz',
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
@@ -501,8 +509,9 @@ def run_embed(
 
     Example: dml embed runs/photos photos --out photos.npz
 
-    The file holds features (N, D) and labels (N,), the names of the classes, empty where there is
-    none. dml commands read it as features:photos.npz, numpy with numpy.load."""
+    The file holds features (N, D) and labels (N,), which are the names of the classes, empty for
+    pictures without one. Other dml commands read it as features:photos.npz, and NumPy with
+    numpy.load."""
     path = Path(out).expanduser()
     said = stopped_writing(path, f'file {path}')
     with told_in_one_line(said), no_empty_folder(path.parent):

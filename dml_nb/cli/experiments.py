@@ -1,8 +1,8 @@
-"""`dml compare` and `dml bench`: losses against each other, in accuracy and in time.
+"""`dml compare` and `dml bench`: compare losses by their accuracy and their speed.
 
-`dml compare` trains losses on the same data with several seeds and tells them apart from luck: a
-table on the terminal, `results.json` with every number and where it comes from, and `report.html`
-with pictures. `dml bench` measures their speed on your machine.
+`dml compare` trains losses on the same data with several seeds, so that differences can be told from
+chance. It prints a table, and writes `results.json`, which holds every number and where it comes from,
+and `report.html` with pictures. `dml bench` measures the speed of losses on your machine.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.experiments.html.md"""
 
@@ -30,7 +30,7 @@ def print_table(
     results:dict, # from `run_all`
     console:Console,
 ):
-    "Means and intervals, as the report has them."
+    "Print means and intervals, as in the report."
     from dml_nb.experiments.compare import MEASURES
     from dml_nb.experiments.report import NAMES, network_text, seeds_text, with_interval
     keys = [key for key in MEASURES if key in results['table'][0]]
@@ -49,7 +49,7 @@ def print_table(
         above = 'unseen' if key.startswith('unseen') else ''
         table.add_column(f'{above}\n{NAMES[key]}', justify='right', no_wrap=True)
     for row in results['table']:
-        between = ' ' if len(keys) < 4 else '\n'            # as wide as a terminal
+        between = ' ' if len(keys) < 4 else '\n'            # or the table is wider than a terminal
         table.add_row(row['loss'], *(with_interval(row[key], key, between) for key in keys))
     console.print(table)
 
@@ -60,7 +60,7 @@ def save_comparison(
     out:Path, # folder
     console:Console,
 ):
-    "Put both files in place, each whole or not at all, and say which one replaced an earlier one."
+    "Write both files, each completely or not at all, and print whether it replaced an earlier one."
     from dml_nb.experiments.compare import save_results
     from dml_nb.experiments.report import report
     for name in FILES:
@@ -102,49 +102,51 @@ def run_comparison(
 @app.command('compare')
 def run_compare(
     data:Annotated[str, typer.Option(
-        help='glyphs (letters that come with the package), digits, omniglot, or folder:PATH with a '
-             'folder of images for each class.')] = 'glyphs',
+        help='glyphs (letters that come with the package), digits, omniglot, or folder:PATH with '
+             'one subfolder of images per class.')] = 'glyphs',
     losses:Annotated[str, typer.Option(
-        help='Names with commas between them; FILE.py:CLASS is one of your own.',
+        help='Names separated by commas; FILE.py:CLASS for one of your own.',
     )] = f'{DEFAULT_LOSS},multi_similarity,triplet',
     seeds:Annotated[int, typer.Option(
-        min=1, help='Trainings per loss and question: seeds 0, 1, ... Intervals begin with three.')] = 3,
+        min=1, help='Trainings per loss and task, with seeds 0, 1, ...; intervals need '
+                    'three.')] = 3,
     epochs:Annotated[int, typer.Option(min=1, help='Passes over the training images.')] = 3,
     out:Annotated[str, typer.Option(
-        help='Folder of results.json, report.html and finished runs.')] = 'runs/compare',
+        help='Folder for results.json, report.html and finished runs.')] = 'runs/compare',
     body:Annotated[str, typer.Option(
-        help='The network, as resnet18 or timm:NAME; auto: by the kind of pictures.')] = 'auto',
+        help='The network, as resnet18 or timm:NAME; auto: suits the kind of pictures.')] = 'auto',
     weights:Annotated[str, typer.Option(
-        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained.')] = 'auto',
+        help='Initial weights: none, DEFAULT (downloaded) or a file; auto: pretrained if the '
+             'network has such weights, downloaded if needed.')] = 'auto',
     turn:Annotated[bool, typer.Option(
         '--turn/--no-turn',
-        help='For unseen classes: train on each image in its eight positions, as eight classes.',
+        help='For unseen classes: train on each image in its eight orientations, as eight classes.',
     )] = False,
     size:Annotated[int, typer.Option(
-        min=5, help='Side in pixels to which the images of a folder are brought.')] = None,
+        min=5, help='Side in pixels to which the images of a folder are resized.')] = None,
     depth:Depth = 'leaf',
     threads:Annotated[int, typer.Option(
         min=1, help='Threads of torch; another number may change the last digits.')] = 1,
     fresh:Annotated[bool, typer.Option(
-        '--fresh', help='Train again even what is finished.')] = False,
+        '--fresh', help='Repeat even finished trainings.')] = False,
     accept_other_code:AcceptOtherCode = False,
 ):
-    """Train losses on the same images with several seeds, and tell them apart from luck.
+    """Compare losses, each trained with several seeds on the same images.
 
     Example: dml compare --data folder:photos --losses triplet,circle --seeds 5
 
-    Two questions are asked of each loss. Can it find like images among held-out images of all
-    classes? And among classes that it never saw in training (the second half of them)? Where a set
-    is published with classes held back, as glyphs is, only these are measured. Raw pixels and
-    the untrained network answer too: only what lies above both was learned. The table shows the
-    network, the size of its pictures and its steps, and means and 95 % intervals over seeds.
+    Each loss has two tasks: to find similar images among held-out images of all classes, and among
+    classes that it never saw in training (the second half of them). If a data set is published with
+    held-out classes, as glyphs is, only these are measured. Raw pixels and the untrained network
+    are measured too: only what exceeds both was learned. The table shows the network, the size of
+    its pictures and its steps, then means and 95 % intervals over seeds.
 
-    What cannot be read is left out and named.
+    Files that cannot be read are left out and named.
 
-    Writes results.json and report.html into the folder given by --out, replacing files of these two
-    names and no others. Finished runs are kept there in runs/ and used again when all that decides
-    their numbers is the same, the code of dml_nb too, so a job that was stopped goes on where it
-    was."""
+    The folder given by --out receives results.json and report.html, which replace earlier files of
+    these names and no others. Its subfolder runs/ keeps finished runs. They are used again if all
+    that decides their numbers is the same, including the code of dml_nb, so an interrupted command
+    resumes."""
     with told_in_one_line(stopped_with_runs(out, fresh)), no_empty_folder(out):
         names = listed_names(losses, '--losses')
         check_data(data, '--data')
@@ -167,7 +169,7 @@ def run_compare(
         from dml_nb.support.storage import one_writer
         with one_writer(folder):
             with reading_bar(data) as tell:
-                if 'on_error' in taken:                     # as `dml train`; warns and names one
+                if 'on_error' in taken:                     # as in `dml train`: warn, name one
                     options |= dict(on_error='skip', tell=tell)
                 images = load_data(data, **options)
             arch, start = usual_network(images[0][0].shape, body, weights)
@@ -179,7 +181,7 @@ def print_speeds(
     rows:list, # of dicts, from `dml_nb.experiments.benchmark.bench`
     console:Console,
 ):
-    "Medians and quartiles, as ratios to ours and to the limit too."
+    "Print medians and quartiles, and their ratios to our time and to the limit."
     from dml_nb.experiments.benchmark import bench_table
     table = plain_table(collapse_padding=True)
     for name in ('job', 'size', 'who'):
@@ -194,26 +196,27 @@ def print_speeds(
 @app.command('bench')
 def run_bench(
     what:Annotated[str, typer.Argument(
-        help='small (batches of 16 to 512), losses, triplets, miners, transport, evaluation, '
-             'training, around (what surrounds a loss), scaling, engine, limit, or all.')] = 'all',
+        help='What to measure: small (batches of 16 to 512), losses, triplets, miners, transport, '
+             'evaluation, training, around (the work around a loss), scaling, engine, limit, or '
+             'all.')] = 'all',
     out:Annotated[str, typer.Option(
-        help='Folder of the file for this kind of machine.')] = 'bench',
+        help='Folder for the results of this kind of processor.')] = 'bench',
     json_:Annotated[bool, typer.Option(
         '--json', help='Print the numbers as JSON instead of a table.')] = False,
     quick:Annotated[bool, typer.Option(
-        '--quick', help='The important sizes only, in a few minutes.')] = False,
-    threads:Annotated[int, typer.Option(min=1, help='Threads of every side.')] = 1,
+        '--quick', help='Measure only the most important sizes, in a few minutes.')] = False,
+    threads:Annotated[int, typer.Option(min=1, help='Threads that each library may use.')] = 1,
 ):
-    """Time this package and its peers on this machine, by turns.
+    """Measure the speed of this package and of other libraries on this machine.
 
     Example: dml bench losses --quick
 
-    Each comparison runs in a fresh process in which the sides take turns, and the memory of each in
-    a process of its own. Peers that are not installed are named as absent. The limit is what the
-    arithmetic alone takes: for a loss its two matrix products. Medians and quartiles are kept in
-    one file for each kind of processor, in the folder given by --out; a measurement replaces an
-    earlier one of its name there, and a quick one stands beside a full one."""
-    folder = writable_folder(out)                           # nothing heavy is loaded before this
+    Each comparison runs in a fresh process, in which the libraries take turns. Their memory is
+    measured in processes of their own. Libraries that are not installed are shown as absent. The
+    limit is the time of the arithmetic alone: for a loss, of its two matrix products. The folder
+    given by --out keeps medians and quartiles in one file per kind of processor. A measurement
+    replaces an earlier one of the same name; quick and full ones are kept apart."""
+    folder = writable_folder(out)                           # before anything heavy is loaded
     from dml_nb.experiments.benchmark import bench
     from dml_nb.support.results import machine
     from dml_nb.support.storage import one_writer

@@ -1,7 +1,7 @@
 """`dml reproduce`: the tables and figures of the five papers.
 
-`dml reproduce` lists what the papers show and how near one can come to it here, and measures what
-is asked for.
+`dml reproduce` lists the tables and figures of the papers, says how closely each can be reproduced here,
+and measures the one that is named.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.papers.html.md"""
 
@@ -28,7 +28,7 @@ from .base import (
 def listing(
     exhibits:list, # of `Exhibit`
 ) -> Table:
-    "What there is, and its status."
+    "A table of exhibits with their status."
     table = plain_table()
     for name in ('exhibit', 'shows', 'status', 'note'):
         table.add_column(name, no_wrap=name in ('exhibit', 'status'))
@@ -42,7 +42,7 @@ def side_by_side(
     columns:list, # names
     rows:list, # of texts
 ) -> Table:
-    "Printed and measured numbers."
+    "A table of printed and measured numbers."
     table = plain_table(*columns, title=f'{exhibit.key}: {exhibit.title}')
     for row in rows:
         table.add_row(*row)
@@ -52,7 +52,7 @@ def side_by_side(
 def as_json(
     exhibit, # an `Exhibit`
 ) -> dict:
-    "What a program reads of it."
+    "The facts of an exhibit, for JSON."
     names = ('key', 'title', 'status', 'note', 'errata', 'source', 'printed')
     return {name: getattr(exhibit, name) for name in names}
 
@@ -65,8 +65,8 @@ def measure_exhibits(
     console:Console,
     json_:bool, # print nothing
     accept_other_code:bool=False, # use finished runs of other code
-) -> list: # of dicts, what was measured
-    "Each exhibit of that name, printed beside the paper's numbers."
+) -> list: # of dicts, one for each exhibit
+    "Measure each exhibit of that name, and print the results beside the paper's numbers."
     from dml_nb.experiments.store import other_code
     papers = import_module('dml_nb.papers.exhibits')
     measured = []
@@ -87,21 +87,21 @@ def measure_exhibits(
 @app.command('reproduce')
 def run_reproduce(
     exhibit:Annotated[str, typer.Argument(
-        help='As 003/figure5; a paper alone, as 003, lists its tables and figures; nothing lists '
-             'all.')] = '',
+        help='A table or figure, as 003/figure5; a paper, as 003, lists its tables and figures; by '
+             'default those of all papers are listed.')] = '',
     scale:Annotated[str, typer.Option(
-        help='small (minutes on two cores), medium (fine-tuning) or paper (its own data, network '
-             'and length, where they are).')] = 'small',
-    out:Annotated[str, typer.Option(help='Folder of finished runs.')] = 'runs/reproduce',
+        help='small (minutes on two cores), medium (fine-tuning) or paper (the data, network and '
+             'length of the paper, if available).')] = 'small',
+    out:Annotated[str, typer.Option(help='Folder for finished runs.')] = 'runs/reproduce',
     workers:Annotated[int, typer.Option(min=1, help='Trainings at the same time.')] = 1,
-    json_:Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
+    json_:Annotated[bool, typer.Option('--json', help='Print JSON instead of a table.')] = False,
     accept_other_code:AcceptOtherCode = False,
 ):
-    """Measure a table or a figure of one of the papers, and print it beside the paper's.
+    """Measure a table or figure of one of the papers, and print it beside the paper's numbers.
 
     Example: dml reproduce 003/figure5 --scale small
 
-    Finished runs are kept in the folder given by --out and used again by the same code."""
+    Finished runs are kept in the folder given by --out, and used again by the same code."""
     paper, _, name = exhibit.partition('/')
     with told_in_one_line(stopped_with_runs(out)), no_empty_folder(out):
         folder = writable_folder(out) if name else None

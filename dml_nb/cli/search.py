@@ -1,8 +1,9 @@
-"""`dml index`, `search`, `duplicates`, `browse` and `export`: find pictures that look like a picture.
+"""`dml index`, `search`, `duplicates`, `browse` and `export`: find similar pictures, and export a
+model.
 
-`dml index` embeds a folder of pictures, `dml search` finds what is like a picture, `dml duplicates`
-lists near-copies, `dml browse` shows the folder in a browser, and `dml export` writes network and
-vectors for other programs.
+`dml index` embeds a folder of pictures, `dml search` finds pictures that are like a given one, `dml
+duplicates` lists near-copies, `dml browse` shows an index in a browser, and `dml export` writes a network
+and its vectors for other programs.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.search.html.md"""
 
@@ -22,22 +23,23 @@ from typing import Annotated
 import typer
 
 from .base import (
-    Columns, Depth, Images, Json, Level, Levels, MultiLabel, app, check_above_0, fail, no_empty_folder, progress_bar,
-    reading_bar, stopped_writing, told_in_one_line, writable_folder)
+    Columns, Depth, Images, Json, Level, Levels, MultiLabel, app, fail, no_empty_folder,
+    progress_bar, reading_bar, stopped_writing, told_in_one_line, writable_folder)
 from .common import (
     DepthOrTrained, check_index, chosen_rule, kept_pixels, load_model, model_folder)
 
 # %% ../../nbs/68_cli.search.ipynb #bf2a0b9d
 Source = Annotated[str, typer.Argument(
-    help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv of them.')]
+    help='A folder of pictures, at any depth; a .zip of such a folder; or a .csv that lists '
+         'pictures.')]
 
 
 def say_index(
     found:dict, # from `index_folder`, `add_pictures` or `remove_pictures`
     folder:Path, # of the index
-    json_:bool, # print it all as JSON
+    json_:bool, # print everything as JSON
 ):
-    "How many pictures are in the index, and what became of them."
+    "Print how many pictures are in the index, and how many are new, changed, gone or kept."
     skipped = found.get('skipped', {})
     for why in skipped.values():
         print(f'dml: left out {why}', file=sys.stderr)
@@ -45,7 +47,7 @@ def say_index(
         print(json.dumps(found | dict(index=str(folder))))
         return
     text = f"{found['pictures']:,} pictures are in {folder}"
-    if found['pictures'] != found.get('new'):               # there were some before
+    if found['pictures'] != found.get('new'):               # the index is not new
         numbers = [f'{found[name]:,} {name}' for name in ('new', 'changed', 'gone', 'kept')
                    if name in found]
         text += f" ({', '.join(numbers)})"
@@ -58,18 +60,18 @@ def say_index(
 def run_index(
     model:Annotated[str, typer.Argument(help='A folder made by dml train.')],
     data:Annotated[str, typer.Argument(
-        help='A folder of pictures, at any depth; a .zip of such a folder; a .csv of them; or one '
-             'picture.')],
-    out:Annotated[str, typer.Option(help='Folder of the index.')] = 'runs/index',
+        help='A folder of pictures, at any depth; a .zip of such a folder; a .csv that lists '
+             'pictures; or one picture.')],
+    out:Annotated[str, typer.Option(help='Folder for the index.')] = 'runs/index',
     kind:Annotated[str, typer.Option(
-        help='flat (exact), or hnsw or ivfpq for millions of pictures; flat, or that of the index '
-             'that is there, if it is not given.')] = None,
+        help='flat (exact), or hnsw or ivfpq for millions of pictures; by default that of an '
+             'existing index, otherwise flat.')] = None,
     add:Annotated[bool, typer.Option(
-        '--add', help='Add these pictures to the index, and leave all others in it.')] = False,
+        '--add', help='Add these pictures to the index, and keep all others in it.')] = False,
     remove:Annotated[bool, typer.Option(
         '--remove', help='Remove these pictures from the index; the files stay.')] = False,
     fresh:Annotated[bool, typer.Option(
-        '--fresh', help='Embed every picture, and replace the index that is there.')] = False,
+        '--fresh', help='Embed every picture again, and replace an existing index.')] = False,
     depth:DepthOrTrained = None,
     column:Columns = [],
     images:Images = None,
@@ -78,15 +80,14 @@ def run_index(
     level:Level = [],
     json_:Json = False,
 ):
-    """Put every picture of a folder, a zip or a table into an index, to be searched; again, to bring
-    it up to date.
+    """Put the pictures of a folder, a zip or a table into an index to search, or update it.
 
     Example: dml index runs/photos photos --out runs/index
 
-    What cannot be read is left out and named. The folder given by --out is all that dml search
-    needs. If it holds an index of the same folder and model, only new and changed files are
-    embedded, and those that are gone leave it. An index of another folder stays unless --fresh is
-    given."""
+    Files that cannot be read are left out and named. The folder given by --out is all that dml
+    search needs. If it already holds an index of the same folder and model, only new and changed
+    files are embedded, and deleted files leave the index. An index of another folder is replaced
+    only with --fresh."""
     said = stopped_writing(Path(out)/'index.json', f'index in {out}')
     with told_in_one_line(said), no_empty_folder(out):
         rule = chosen_rule(depth, column, images, None, multi_label, levels, level)
@@ -96,7 +97,7 @@ def run_index(
             fail('--add, --remove: expected one of them, without --kind and --fresh, got more')
         if add or remove:
             check_index(out)
-        if not remove and not Path(place).expanduser().exists():        # nothing heavy is loaded before this
+        if not remove and not Path(place).expanduser().exists():    # before torch is loaded
             fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
                  'no such place')
         folder = writable_folder(out, ['index.json'], [])
@@ -120,29 +121,31 @@ def run_index(
 def run_search(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     images:Annotated[list[str], typer.Argument(help='One or more pictures.')],
-    k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers for each.')] = 10,
+    k:Annotated[int, typer.Option('-k', '--k', min=1, help='Answers per picture.')] = 10,
     expand:Annotated[int, typer.Option(
-        min=0, help='Search with the mean of a picture and so many that are like it.')] = 0,
+        min=0, help='Search with the mean of the picture and this many of its nearest.')] = 0,
     rerank:Annotated[bool, typer.Option(
         '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
     least:Annotated[float, typer.Option(
         min=-1, max=1,
-        help='Similarity below which there is nothing like a picture, -1 for none; as dml evaluate '
-             '--false-accepts fitted it if it is not given.')] = None,
+        help='Lowest similarity of an answer: below it, nothing is like the picture. -1: no limit; '
+             'by default the threshold that dml evaluate --false-accepts fitted, if any.')] = None,
     label:Annotated[str, typer.Option(
-        help='Only pictures that have this label, among others, or this class above theirs.')] = None,
+        help='Only pictures with this label, perhaps among others, or in this coarser '
+             'class.')] = None,
     html:Annotated[str, typer.Option(
-        help='Write a page with the pictures into this file.')] = None,
+        help='Also write a page with the pictures into this file.')] = None,
     json_:Json = False,
 ):
-    """Find the pictures of an index that are most like others.
+    """Find the pictures of an index that are most like given ones.
 
     Example: dml search runs/index photo.jpg --k 5 --html like.html
 
     Similarity is the cosine of two embeddings, 1 for the same. A picture that is itself in the
-    index is left out of its own answers. Where the nearest is less similar than --least, nothing is
-    like the picture, and no other is shown. --expand and --rerank use what else the index holds; the
-    documentation says where they helped. With them the fitted threshold does not count; give --least."""
+    index is left out of its own answers. If the nearest is less similar than --least, nothing is like the
+    picture, and no other is shown. --expand and --rerank use the other pictures of the index; the
+    documentation says where they helped. With them, the fitted threshold does not apply; use
+    --least."""
     with told_in_one_line('stopped'):
         check_index(index)
         for image in images:
@@ -190,31 +193,31 @@ def duplicates_lines(
 def run_duplicates(
     data:Source,
     out:Annotated[str, typer.Option(
-        help='Write a table of all pictures into this .csv, with their groups.')] = None,
+        help='Also write a table of all pictures with their groups into this file, .csv.')] = None,
     html:Annotated[str, typer.Option(
-        help='Write a page with the pictures of each group into this file.')] = None,
+        help='Also write a page with the pictures of each group into this file.')] = None,
     least:Annotated[float, typer.Option(
-        max=1, help='Likeness of near-copies, as .9; by what is usual in the data if it is not '
-                    'given.')] = None,
+        max=1, help='Lowest likeness of near-copies, as .9; by default it depends on what is usual '
+                    'in the data.')] = None,
     depth:Depth = 'leaf',
     column:Columns = [],
     images:Images = None,
     json_:Json = False,
 ):
-    """List near-copies: pictures that differ by a shift, light, or their compression.
+    """List near-copies: pictures that differ only by a shift, brightness or compression.
 
     Example: dml duplicates photos --out copies.csv --html copies.html
 
-    Likeness is a correlation of small grey pictures, 1 for the same; no model is needed. Each group is
-    listed with its size and its lowest likeness. The table written by --out has a column group,
-    which --group reads: dml evaluate MODEL copies.csv --images photos --group group."""
+    Likeness is the correlation of small grey pictures, 1 for the same; no model is needed. Each
+    group is listed with its size and its lowest likeness. The table written by --out has a column group,
+    which --group can read: dml evaluate MODEL copies.csv --images photos --group group."""
     with told_in_one_line('stopped'):
         rule = chosen_rule(None if depth == 'leaf' else depth, column, images)
         if least is not None and not 0 < least <= 1:
             fail(f'--least: expected a number above 0 and at most 1, got {least:g}')
         source, _, path = data.partition(':')
         place = Path(path if source in ('folder', 'zip', 'csv') else data).expanduser()
-        if not place.exists():                              # nothing heavy is loaded before this
+        if not place.exists():                              # before anything heavy is loaded
             fail(f'data: expected a folder, a .zip or a .csv of pictures, got {data}, and there is '
                  'no such place')
         table = None if out is None else Path(out).expanduser()
@@ -249,15 +252,15 @@ def run_duplicates(
 def run_browse(
     index:Annotated[str, typer.Argument(help='A folder made by dml index.')],
     other:Annotated[str, typer.Option(
-        help='Another index of the same pictures, to see both side by side.')] = None,
+        help='Another index of the same pictures, shown side by side with it.')] = None,
     port:Annotated[int, typer.Option(
-        min=0, max=65535, help='Of this machine; 0: any that is free.')] = 8000,
+        min=0, max=65535, help='Port on this machine; 0: any free one.')] = 8000,
 ):
-    """Look at an index in the browser: its map, its mistakes, what a loss makes of it.
+    """Show an index in the browser: its map, its mistakes, and how a loss weights its pairs.
 
     Example: dml browse runs/index
 
-    The page is served to this machine alone, until Ctrl-C; nothing comes from the net."""
+    The page is served to this machine only, until Ctrl-C. It loads nothing from the internet."""
     for folder in [index] + ([] if other is None else [other]):
         check_index(folder)
     with told_in_one_line('stopped'):
@@ -268,13 +271,13 @@ def run_browse(
 # %% ../../nbs/68_cli.search.ipynb #e59b0002
 @app.command('export')
 def run_export(
-    model:Annotated[str, typer.Argument(help='A folder made by dml train or by dml index.')],
+    model:Annotated[str, typer.Argument(help='A folder made by dml train or dml index.')],
     onnx:Annotated[str, typer.Option(
-        help='Write the network into this file, .onnx, and what pictures it takes into the .json '
-             'beside it.')] = None,
+        help='Write the network into this file, .onnx, and a description of its input into the '
+             '.json next to it.')] = None,
     pictures:Annotated[str, typer.Option(
-        help='Compare it with PyTorch on these pictures, a folder or a file; random ones if it is '
-             'not given.')] = None,
+        help='Pictures on which it is compared with PyTorch, a folder or a file; by default '
+             'random ones.')] = None,
     parquet:Annotated[str, typer.Option(
         help='Write the vectors of an index into this file, .parquet.')] = None,
     json_:Json = False,
@@ -283,8 +286,8 @@ def run_export(
 
     Example: dml export runs/index --onnx photos.onnx --parquet photos.parquet
 
-    It needs pip install "dml_nb\\[export]". onnxruntime has to give the same as PyTorch before a
-    network is written."""
+    This needs pip install "dml_nb\\[export]". A network is written only if onnxruntime gives the
+    same embeddings as PyTorch."""
     with told_in_one_line('stopped'):
         is_index = (Path(model).expanduser()/'index.json').is_file()
         if onnx is None and parquet is None:

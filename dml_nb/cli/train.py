@@ -1,7 +1,7 @@
-"""`dml train`: from a folder of pictures to a network that finds like ones.
+"""`dml train`: from a folder of pictures to a network that finds similar ones.
 
-`dml train` makes a model from a folder of pictures. It holds classes back to judge what was learnt,
-keeps the best network, and goes on after a stop.
+`dml train` makes a model from a folder of pictures. It holds out some classes to judge the result, keeps
+the best network, and resumes if interrupted.
 
 Docs: https://dml-nb.github.io/dml_nb/cli.train.html.md"""
 
@@ -33,7 +33,7 @@ from .common import as_typed, chosen_rule
 def as_value(
     text:str,
 ):
-    "A number, a list, True, False or None as Python writes them; else the text."
+    "The value of a Python literal: a number, a list, True, False or None; otherwise the text."
     try:
         return literal_eval(text)
     except (ValueError, SyntaxError):
@@ -41,7 +41,7 @@ def as_value(
 
 
 def chosen_settings(
-    given:list, # of texts as 'alpha=2'
+    given:list, # of texts such as 'alpha=2'
 ) -> dict:
     "Names and values. Fails in one line for a text without =."
     settings = {}
@@ -54,10 +54,10 @@ def chosen_settings(
 
 # %% ../../nbs/68_cli.train.ipynb #c30b080b
 def loss_maker(
-    loss:str, # one that `check_losses` lets pass
+    loss:str, # a name that `check_losses` accepts
     settings:dict, # from `chosen_settings`
 ): # function of classes and dim that makes the loss
-    "Fails in one line for settings that the loss does not take, naming those that it takes."
+    "Fails in one line if the loss does not take these settings, and says which it takes."
     from dml_nb.experiments.recipe import make_loss
     try:
         make_loss(loss, settings)
@@ -73,14 +73,14 @@ def epoch_line(
     epochs:int,
     best:float, # MAP@R so far
 ) -> str:
-    "One epoch as a line."
+    "The line that is printed for an epoch."
     star = '  best so far' if row['map@r'] > best else ''
     return (f"epoch {row['epoch']:>2} of {epochs}   loss {row['loss']:.4f}   "
             f"R@1 {100 * row['recall@1']:.1f} %   MAP@R {100 * row['map@r']:.1f} %{star}")
 
 
 class Teller:
-    "Says on the terminal where a training stands"
+    "Prints the progress of a training on the terminal"
     def __init__(self, bar, quiet):
         self.bar, self.quiet = bar, quiet
         self.task = None
@@ -111,8 +111,8 @@ class Teller:
 # %% ../../nbs/68_cli.train.ipynb #23996504
 def stopped_training(
     folder:Path, # of the model
-    fresh:bool, # whether the command began anew, and would again
-) -> str: # what to say after Ctrl-C
+    fresh:bool, # whether the command has --fresh
+) -> str: # the message after Ctrl-C
     from dml_nb.training.recovery import finished_folders
     kept, steps = folder/'embedder'/'embedder.json', folder/'checkpoints'
     if not (folder/'training.json').is_file():
@@ -137,7 +137,7 @@ def next_command(
     data:str,
     images:str=None, # where the pictures of a table lie
 ) -> str:
-    "What can be done with a model and the data that it was trained on"
+    "The command that comes next for a model and the data that it was trained on"
     from dml_nb.data.sources import name_and_path
     kind, _ = name_and_path(data)
     words = ['evaluate', str(model), data, '--part', 'held-out']
@@ -153,26 +153,26 @@ def run_train(
     context:typer.Context,
     data:Annotated[str, typer.Argument(
         help='A folder with one subfolder of pictures per class; a .zip of such a folder; a .csv '
-             'with columns for file and label; a .json of {file: [label, ...]}; '
-             'features:FILE; or a name such as omniglot.')],
+             'with columns for file and label; a .json of {file: \\[label, ...]}; '
+             'features:FILE; or the name of a data set, such as omniglot.')],
     out:Annotated[str, typer.Option(
-        help='Folder of the model, and of what it takes to go on after a stop.')] = 'runs/model',
+        help='Folder for the model and for what is needed to resume.')] = 'runs/model',
     loss:Annotated[str, typer.Option(
-        help='Its name; FILE.py:CLASS for one of your own.')] = DEFAULT_LOSS,
+        help='Name of the loss; FILE.py:CLASS for one of your own.')] = DEFAULT_LOSS,
     set_:Annotated[list[str], typer.Option(
-        '--set', help='A setting of the loss, as alpha=2; may be given several times.')] = [],
+        '--set', help='A setting of the loss, as alpha=2; may be repeated.')] = [],
     body:Annotated[str, typer.Option(
-        help='The network, as resnet18 or timm:NAME; auto: by the kind of pictures.')] = 'auto',
+        help='The network, as resnet18 or timm:NAME; auto: suits the kind of pictures.')] = 'auto',
     weights:Annotated[str, typer.Option(
-        help='Where it starts: none, DEFAULT (download), a file; auto: pretrained, downloaded if '
-             'need be.')] = 'auto',
+        help='Initial weights: none, DEFAULT (downloaded) or a file; auto: pretrained if the '
+             'network has such weights, downloaded if needed.')] = 'auto',
     dim:Annotated[int, typer.Option(
-        min=1, help='Numbers in an embedding; the body decides if it is not given.')] = None,
+        min=1, help='Length of an embedding; by default that of the output of the body.')] = None,
     size:Annotated[int, typer.Option(
-        min=5, help='Side in pixels to which files are brought; 128 if it is not given.')] = None,
+        min=5, help='Side in pixels to which files are resized; by default 128.')] = None,
     grey:Annotated[bool, typer.Option(
-        '--grey', help='Read files in grey, as suits scans and drawings: they are turned a little '
-                       'and not mirrored.')] = False,
+        '--grey', help='Read files in grey, for scans and drawings. Training then turns them a '
+                       'little and does not mirror them.')] = False,
     depth:Depth = 'leaf',
     column:Columns = [],
     images:Images = None,
@@ -181,42 +181,46 @@ def run_train(
     levels:Levels = False,
     level:Level = [],
     coarse:Annotated[float, typer.Option(
-        min=0, help='With levels: how much each counts, over the next finer one.')] = .2,
-    epochs:Annotated[int, typer.Option(min=1, help='Passes over the pictures, at most.')] = 10,
+        min=0, help='Weight of each level of coarser classes, relative to the next finer '
+                    'one.')] = .2,
+    epochs:Annotated[int, typer.Option(
+        min=1, help='Maximum number of passes over the pictures.')] = 10,
     patience:Annotated[int, typer.Option(
-        min=1, help='Passes without a better result after which it stops.')] = 3,
-    classes:Annotated[int, typer.Option(min=2, help='Classes in a batch.')] = 12,
-    per_class:Annotated[int, typer.Option(min=1, help='Pictures of each.')] = 4,
+        min=1, help='Stop after this many passes without a better result.')] = 3,
+    classes:Annotated[int, typer.Option(min=2, help='Classes per batch.')] = 12,
+    per_class:Annotated[int, typer.Option(min=1, help='Pictures per class in a batch.')] = 4,
     lr:Annotated[float, typer.Option(
-        help='Highest learning rate; .0003 for pretrained bodies and .003 for others if it is not '
-             'given.')] = None,
+        help='Highest learning rate; by default .0003 for pretrained bodies and .003 for '
+             'others.')] = None,
     held_out:Annotated[float, typer.Option(
-        help='Share of the classes by which it is judged.')] = .2,
-    seed:Annotated[int, typer.Option(min=0, help='Of what is held out and of batches.')] = 0,
+        help='Share of the classes that is held out to judge the network.')] = .2,
+    seed:Annotated[int, typer.Option(
+        min=0, help='Seed that decides what is held out and what the batches are.')] = 0,
     device:Annotated[str, typer.Option(
-        help='Where it computes: cpu, cuda, cuda:1 or mps; the GPU where there is one if it is not '
-             'given.')] = None,
+        help='Where to compute: cpu, cuda, cuda:1 or mps; by default the GPU if there is '
+             'one.')] = None,
     workers:Annotated[int, typer.Option(
-        min=0, help='Processes that read pictures beside the one that trains.')] = 0,
+        min=0, help='Processes that read pictures, in addition to the one that trains.')] = 0,
     augment:Annotated[str, typer.Option(
-        help='How pictures are changed at random: none, shift, jitter (turned and resized too), '
-             'flip (mirrored too), strong; auto: flip in colour, jitter in grey.')] = 'auto',
+        help='Random changes of pictures: none, shift, jitter (turned and resized too), flip '
+             '(mirrored too), strong; auto: flip in colour, jitter in grey.')] = 'auto',
     freeze:Annotated[int, typer.Option(
         min=0, help='Epochs at the beginning in which only the head learns.')] = 0,
     log:Annotated[str, typer.Option(
-        help='Also log to tensorboard (folder logs of the model) or wandb.')] = None,
+        help='Also log to tensorboard (in the folder logs of the model) or to wandb.')] = None,
     fresh:Annotated[bool, typer.Option(
-        '--fresh', help='Forget a training that is in that folder.')] = False,
+        '--fresh', help='Discard an earlier training in that folder.')] = False,
     json_:Json = False,
 ):
     """Train a network so that pictures of one class are found near each other.
 
     Example: dml train photos --out runs/photos --epochs 5
 
-    Some classes are held out to judge what was learnt: is a picture's nearest neighbour of its own
-    class (R@1), and are as many neighbours as its class has (MAP@R)? The best network is kept in
-    the folder given by --out, beside a card of the model (README.md) and its curves (curves.png).
-    After a stop the same command goes on where it was. Next: dml evaluate, dml index."""
+    Some classes are held out to judge the result: is a picture's nearest neighbour of its own class
+    (R@1), and how many of its R nearest are, counted by their places, where R is the number of
+    other pictures in its class (MAP@R)? The best network is kept in the folder given by --out, with
+    a card of the model (README.md) and its learning curves (curves.png). If interrupted, the same
+    command resumes. Next: dml evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):
@@ -230,7 +234,7 @@ def run_train(
         folder = writable_folder(out, ['training.json'], ['embedder', 'checkpoints', 'pixels'])
         check_losses([loss], '--loss')
         from dml_nb.data.sources import options_of
-        taken = options_of(data)                            # says what is no name of data
+        taken = options_of(data)                            # fails for an unknown name
         from dml_nb.experiments.recipe import naming_own
         from dml_nb.data.pixels import KeptPixels
         from dml_nb.search.choices import check_augment, check_device, check_log
@@ -244,7 +248,7 @@ def run_train(
         if {'multi_label', 'levels'} & set(rule):
             from dml_nb.losses.structure import check_inner
             check_inner(make_loss(2, 8), needs_classes='levels' in rule)
-        if body != 'auto' or 'depth' in taken or 'columns' in taken:        # files of the user's
+        if body != 'auto' or 'depth' in taken or 'columns' in taken:        # the user's own files
             shape = (1 if grey else 3, size or 128, size or 128)
             check_weights(*usual_network(shape, body, weights))             # before any reading
         from dml_nb.support.storage import one_writer

@@ -120,8 +120,8 @@ def representatives(
     assigned, # (n,) clusters from `cluster`, or any labels; −1 is left out
     distance:str='cosine', # or 'euclidean'
 ) -> Tensor: # (K,) int64 rows, in the order of the clusters
-    """The item nearest to the mean of each cluster, the first of equally near ones. As pictures they
-    give an overview of a set."""
+    """The item nearest to the mean of each cluster, the first of equally near ones. As pictures
+    they give an overview of a set."""
     x = _points(_rows(z), distance).cpu().numpy()
     classes, codes = _classes(assigned, len(x), 'assigned')
     if not len(classes):
@@ -243,8 +243,8 @@ def linear_probe(
     labels, # (n,) their classes; −1: unlabelled, left out
     seed:int=0, # of the training items that choose the penalty
 ) -> float: # share of correct answers
-    """Accuracy of a linear classifier trained on `train_z` (Roy et al. 2022). Items of a class without
-    a training item count as wrong. Raises ValueError for fewer than two training classes, TypeError
+    """Accuracy of a linear classifier trained on `train_z` (Roy et al. 2022). Items of a class
+    without a training item count as wrong. Raises ValueError for fewer than two training classes, TypeError
     or ValueError for invalid embeddings or labels."""
     check_number('seed', seed, lo=0, integer=True)
     names = ('train_z', 'train_labels')

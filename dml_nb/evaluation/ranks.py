@@ -41,7 +41,7 @@ def as_ids(
     n:int, # how many there should be
     name:str='labels', # what the caller calls them
 ): # (n,) int64 tensor, or (n,) array of strings
-    "`labels` as int64 or as strings; raises TypeError for other types, ValueError for a wrong length"
+    "`labels` as int64 or as strings; raises TypeError for others, ValueError for a wrong length"
     if isinstance(labels, Tensor):
         if labels.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return as_labels(labels, n, device='cpu', name=name)
@@ -192,7 +192,7 @@ class Rows:
         def one(part):
             some = slice(first + part.start, first + part.stop) if in_a_row else rows[part]
             x = self.read(some).to(self.device).double()
-            x = x / x.abs().amax(1, keepdim=True).clamp(min=5e-324)     # otherwise `unit` drops 1e-310
+            x = x / x.abs().amax(1, keepdim=True).clamp(min=5e-324)     # or `unit` drops 1e-310
             out[part] = unit(x).to(self.dtype)
 
         if workers is None:
@@ -435,7 +435,7 @@ def first_largest(
 
 # %% ../../nbs/40_evaluation.ranks.ipynb #42d73c18
 class Tally:
-    "For each query, the number of wrong items that reach each threshold, and the nearest wrong item"
+    "For each query, the wrong items that reach each threshold, and the nearest wrong item"
     def __init__(
         self,
         t:Tensor, # (q, m) thresholds
@@ -456,7 +456,7 @@ class Tally:
     ):
         "Counts the wrong items of one block"
         best, t = X.amax(1), self.t[:, queries]
-        reached = (best >= self.lowest[queries]).nonzero()[:, 0]    # other rows have nothing to count
+        reached = (best >= self.lowest[queries]).nonzero()[:, 0]    # others have nothing to count
         if not len(reached):
             return
         if 4 * len(reached) < len(X):
@@ -489,7 +489,7 @@ def tiles(
     shape:tuple, # of one tile; its height divides its width
     above:bool, # only those on and above the diagonal
 ):
-    "Yields (slice of queries, slice of gallery items) that cover every pair, or each unordered pair"
+    "Yields (slice of queries, slice of gallery items) that cover every pair, or one of each two"
     for left in range(0, width, shape[1]):
         right = min(left + shape[1], width)
         for top in range(0, min(height, right) if above else height, shape[0]):

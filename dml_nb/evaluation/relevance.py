@@ -59,7 +59,7 @@ def graded_measures(
 def shared_labels(
     labels, # (B, C) booleans: the labels of each row
     gallery_labels=None, # (G, C); None: the rows are each other's gallery
-    jaccard:bool=False, # the share of common labels among all labels of both; False: 1 for any common label
+    jaccard:bool=False, # the share of common labels among all labels of both; False: 1 for any
 ): # function of rows (b,) giving relevances (b, G), NaN where one of the two has no label
     "The relevance of items that share labels. Raises TypeError unless labels are booleans."
     y = torch.as_tensor(labels)
@@ -112,7 +112,8 @@ def evaluate_relevance(
 ) -> RetrievalReport: # the measures of `evaluate` for relevances above 0, ndcg@k, h_ap, and counts
     """Exact measures of a ranking by cosine similarity, for relevances between 0 and 1; ties count
     against the model. A relevance of NaN leaves an item out of a ranking: one of the same camera or
-    group, or one without a label. Raises TypeError or ValueError, naming the argument, for bad input."""
+    group, or one without a label. Raises TypeError or ValueError, naming the argument, for bad
+    input."""
     ks = check_ks(ks)
     check_choice('no_match', no_match, 'skip', 'miss')
     check_number('block', block, 1, integer=True)
@@ -180,8 +181,8 @@ def evaluate_sets(
     jaccard:bool=False, # as in `shared_labels`
     **options, # of `evaluate_relevance`
 ) -> RetrievalReport:
-    """As `evaluate`, but a picture is right if it shares a label with the query. Pictures of a query's
-    own group are not in the ranking. Raises what `evaluate_relevance` raises."""
+    """As `evaluate`, but a picture is right if it shares a label with the query. Pictures of a
+    query's own group are not in the ranking. Raises what `evaluate_relevance` raises."""
     shares = shared_labels(labels, gallery_labels, jaccard)
     relevance = outside_groups(shares, groups, gallery_groups)
     return evaluate_relevance(z, relevance, gallery, **options)

@@ -52,8 +52,8 @@ def measures(
 class RetrievalReport(dict):
     """Means and counts by name.
     `per_query` maps each measure to (B,) float64 values in the order of the queries, NaN where the
-    query is part of no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong item of
-    each confused query (see `confusions`), −1 for the others."""
+    query is part of no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong
+    item of each confused query (see `confusions`), −1 for the others."""
     def __init__(self, means, per_query, labels=None, gallery_labels=None, nearest_wrong=None):
         super().__init__(means)
         self.per_query = per_query
@@ -232,7 +232,7 @@ def paired(
     level:float=.95, # probability covered by the interval
     draws:int=1000, # bootstrap samples, and as many random signs
     seed:int=0, # of the draws
-) -> PairedDifference: # difference (a - b), low, high, p (two-sided), queries (how many have a value in both)
+) -> PairedDifference: # difference (a - b), low, high, p (two-sided), queries (in both)
     """Mean difference between two embeddings over the queries with a value in both reports.
     Raises KeyError for an unknown measure, ValueError for reports of different queries, if no query
     has a value in both, or for a level outside (0, 1)."""
@@ -384,7 +384,7 @@ def evaluate(
     gallery_labels=None, # (G,)
     cameras=None, # (B,) integers or strings: items of the same label and camera are not ranked
     gallery_cameras=None, # (G,)
-    groups=None, # (B,) integers or strings: items of a query's own group are not ranked; negative: none
+    groups=None, # (B,) integers or strings: a query's own group is not ranked; negative: none
     gallery_groups=None, # (G,)
     ks=(1, 2, 4, 8), # cut-offs of recall@k, cmc@k, precision@k
     no_match:str='skip', # queries without a right item: 'skip' or count as a 'miss' (0)
@@ -394,8 +394,8 @@ def evaluate(
     The counts are `queries`, `gallery`, `unmatched` (queries without a right item) and `unlabelled`
     (rows left out). Means over no query are NaN. Only blocks of an array on a disk are held in
     memory; the blocks of an iterator are put together, in their own precision.
-    Pictures of one group, such as a burst, never answer each other; with groups the whole gallery is
-    held in memory. Raises TypeError or ValueError, naming the argument, for invalid embeddings,
+    Pictures of one group, such as a burst, never answer each other; with groups the whole gallery
+    is held in memory. Raises TypeError or ValueError, naming the argument, for invalid embeddings,
     labels, cameras, groups or cut-offs, and ValueError unless there are a labelled query and a
     labelled gallery item."""
     ks, alone = check_ks(ks), gallery is None

@@ -84,8 +84,8 @@ def tar(
     self:VerificationReport,
     far:float, # allowed share of different pairs that are accepted
 ) -> float: # share of same pairs that are accepted
-    """The largest TAR whose FAR is at most `far`. Raises ValueError if `far` is below the resolution,
-    which is one false accept among all different pairs."""
+    """The largest TAR whose FAR is at most `far`. Raises ValueError if `far` is below the
+    resolution, which is one false accept among all different pairs."""
     return float(self._accepted[self._last(far)] / self['positives'])
 
 
@@ -256,9 +256,10 @@ def verify(
     same=None, # (n,) booleans: does the pair show one class?
     bins:int=None, # number of bins; default: sort up to 2²³ pairs, else 2²⁰ bins
 ) -> VerificationReport: # auc eer accuracy threshold positives negatives bin_width auc_error
-    """How well a threshold on the cosine separates pairs of one class from others, over all pairs of
-    `z` or over the scored pairs. A pair is accepted if its score is at least the threshold.
-    Raises ValueError unless there are pairs of both kinds, TypeError or ValueError for bad input."""
+    """How well a threshold on the cosine separates pairs of one class from others, over all pairs
+    of `z` or over the scored pairs. A pair is accepted if its score is at least the threshold.
+    Raises ValueError unless there are pairs of both kinds, TypeError or ValueError for bad
+    input."""
     given = tuple(argument is not None for argument in (z, labels, scores, same))
     if given not in ((True, True, False, False), (False, False, True, True)):
         raise ValueError('verify: expected either z and labels or scores and same, got '

@@ -28,10 +28,10 @@ Modules:
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
 - `dml_nb.engine.scratch`: The matrices of one block serve the next block and the next loss.
 - `dml_nb.engine.tables`: The table of pairs of a batch, made from labels or masks, and its blocks.
-- `dml_nb.evaluation.clustering`: Clusters, probes and few-shot accuracy: an embedding beyond ranking.
-- `dml_nb.evaluation.ranks`: The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
-- `dml_nb.evaluation.relevance`: The measures of a ranking where items share labels, or are relevant by degrees.
-- `dml_nb.evaluation.retrieval`: Rank measures, exact, in blocks, with ties counted against the model.
+- `dml_nb.evaluation.clustering`: Beyond ranking: clusters, spectral variance, probes and few-shot accuracy.
+- `dml_nb.evaluation.ranks`: The exact ranks of the right items of every query, computed in blocks, from memory or from a disk.
+- `dml_nb.evaluation.relevance`: Measures for rankings in which items share labels or are relevant by degrees.
+- `dml_nb.evaluation.retrieval`: Exact rank measures, computed in blocks, with ties counted against the model.
 - `dml_nb.evaluation.verification`: Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 - `dml_nb.experiments.benchmark`: One command times this package and its peers on your machine.
 - `dml_nb.experiments.compare`: Each loss answers two questions, with several seeds; the table has means and intervals.

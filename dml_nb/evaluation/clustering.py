@@ -1,11 +1,11 @@
-"""Clusters, probes and few-shot accuracy: an embedding beyond ranking.
+"""Beyond ranking: clusters, spectral variance, probes and few-shot accuracy.
 
-A ranking is not all that an embedding is used for. `clustering_scores(z, labels)` asks whether
-k-means finds the classes (NMI, AMI, ARI, pairwise F1), `spectral_variance(z)` how evenly the
-directions of the space are used, `linear_probe` and `nearest_class_mean` how well a simple
-classifier does on top, and `few_shot(z, labels)` how well it does with one or five examples of
-classes it has never seen. `cluster` and `representatives` are of use on their own: they give an
-overview of images without labels. Every measure takes integer labels of any kind (−1 leaves an
+Ranking is not the only use of an embedding. `clustering_scores(z, labels)` measures whether
+k-means finds the classes (NMI, AMI, ARI, pairwise F1). `spectral_variance(z)` measures how evenly the
+directions of the space are used. `linear_probe` and `nearest_class_mean` measure a simple
+classifier on top of the embedding, and `few_shot(z, labels)` one that has seen one or five examples of
+each new class. `cluster` and `representatives` need no labels: they give an
+overview of a set of images. Labels are integers of any kind (−1 leaves an
 item out) or strings.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.clustering.html.md"""
@@ -36,11 +36,11 @@ from .retrieval import distinct
 # %% ../../nbs/41_evaluation.clustering.ipynb #d47466ee
 def _rows(
     z, # (n, D) embeddings, tensor or array
-    name:str='z', # how the caller calls them
+    name:str='z', # what the caller calls them
     columns:int=None, # D, if it is known
 ) -> Tensor: # (n, D) float64, on the device of `z`
-    """Embeddings as they are, in double precision. Raises TypeError or ValueError for what cannot
-    be embeddings, ValueError naming how many rows hold NaN or infinity."""
+    """Unchanged embeddings in double precision. Raises TypeError or ValueError for invalid
+    embeddings; says how many rows hold NaN or infinity."""
     if isinstance(z, np.ndarray):
         if z.dtype.kind != 'f':
             raise TypeError(f'{name}: expected floating-point embeddings, got {z.dtype}')
@@ -58,9 +58,9 @@ def _rows(
 def _classes(
     labels, # (n,) integers, −1: unlabelled; or strings
     n:int, # the rows they belong to
-    name:str='labels', # how the caller calls them
+    name:str='labels', # what the caller calls them
 ) -> tuple: # (K,) array of classes in order; (n,) int64 codes, −1: unlabelled
-    "Raises TypeError for other than integers or strings, ValueError for a wrong length."
+    "Raises TypeError unless labels are integers or strings, ValueError for a wrong length."
     classes, codes = distinct(as_ids(labels, n, name))
     return np.array(classes), codes.numpy()
 
@@ -69,9 +69,9 @@ def _labelled(
     z, # (n, D) embeddings
     labels, # (n,)
     columns:int=None, # D, if it is known
-    names:tuple=('z', 'labels'), # how the caller calls them
+    names:tuple=('z', 'labels'), # what the caller calls them
 ) -> tuple: # (m, D) float64 rows that have a label; (K,) classes; (m,) int64 codes
-    "Raises as `_rows` and `_classes` do, and ValueError where no row has a label."
+    "Raises what `_rows` and `_classes` raise, and ValueError if no row has a label."
     x = _rows(z, names[0], columns)
     classes, codes = _classes(labels, len(x), names[1])
     if not len(classes):
@@ -83,7 +83,7 @@ def _points(
     x:Tensor, # (n, D) float64
     distance:str, # 'cosine' or 'euclidean'
 ) -> Tensor: # (n, D) float64
-    "Unit rows, or rows moved and scaled so that single precision suffices for their distances."
+    "Unit rows, or rows centred and scaled so that single precision suffices for their distances."
     if check_choice('distance', distance, 'cosine', 'euclidean') == 'cosine':
         return unit(x)
     x = x - x.mean(0)
@@ -92,14 +92,14 @@ def _points(
 # %% ../../nbs/41_evaluation.clustering.ipynb #5d7936df
 def cluster(
     z, # (n, D) embeddings, tensor or array
-    k:int, # clusters, at most n
+    k:int, # number of clusters, at most n
     seed:int=0, # of the first centres
     distance:str='cosine', # or 'euclidean'
     restarts:int=5, # runs from other first centres; the best one is kept
     iterations:int=25, # of each run
 ) -> Tensor: # (n,) int64 from 0 to k - 1
-    """k-means by faiss: the same clusters for the same seed. A cluster can be empty, as where all
-    rows are equal. Raises TypeError or ValueError for what cannot be embeddings or settings."""
+    """k-means by faiss; equal seeds give equal clusters. A cluster can be empty, for example if all
+    rows are equal. Raises TypeError or ValueError for invalid embeddings or settings."""
     x = _points(_rows(z), distance).float().cpu().numpy()
     check_number('k', k, lo=1, integer=True)
     if k > len(x):
@@ -117,11 +117,11 @@ def cluster(
 # %% ../../nbs/41_evaluation.clustering.ipynb #593fe5b7
 def representatives(
     z, # (n, D) embeddings, tensor or array
-    assigned, # (n,) clusters as from `cluster`, or any labels; −1 is left out
+    assigned, # (n,) clusters from `cluster`, or any labels; −1 is left out
     distance:str='cosine', # or 'euclidean'
 ) -> Tensor: # (K,) int64 rows, in the order of the clusters
-    """The item nearest to the mean of each cluster, the first of equally near ones: an overview
-    of a set in as many pictures as there are clusters."""
+    """The item nearest to the mean of each cluster, the first of equally near ones. As pictures
+    they give an overview of a set."""
     x = _points(_rows(z), distance).cpu().numpy()
     classes, codes = _classes(assigned, len(x), 'assigned')
     if not len(classes):
@@ -131,7 +131,7 @@ def representatives(
     sums = np.zeros((len(classes), x.shape[1]))
     np.add.at(sums, codes, x)
     means = sums / np.bincount(codes)[:, None]
-    far = np.square(x - means[codes]).sum(1).round(12)      # what rounding parts is equally near
+    far = np.square(x - means[codes]).sum(1).round(12)      # equal but for rounding: equally near
     order = np.lexsort((rows, far, codes))
     first = np.searchsorted(codes[order], np.arange(len(classes)))
     return torch.from_numpy(rows[order][first])
@@ -169,19 +169,19 @@ def clustering_scores(
     distance:str='cosine', # or 'euclidean'
     restarts:int=5, # runs of k-means; the best one is kept
 ) -> dict: # nmi (arithmetic mean), nmi_sqrt (geometric mean), ami, ari, f1 (of pairs)
-    """How well k-means with as many clusters as classes finds the classes: 1 is perfect. Raises
-    TypeError or ValueError for what cannot be embeddings or labels."""
+    """How well k-means with as many clusters as classes finds the classes; 1 is perfect. Raises
+    TypeError or ValueError for invalid embeddings or labels."""
     x, classes, codes = _labelled(z, labels)
     return _agreement(codes, cluster(x, len(classes), seed, distance, restarts).numpy())
 
 # %% ../../nbs/41_evaluation.clustering.ipynb #f47cb3cd
 def spectral_variance(
     z, # (n, D) embeddings, tensor or array, taken as they are
-    skip:int=0, # leave out so many of the largest singular values
-) -> float: # from 0, all alike, to +inf, a direction is not used
-    """KL of the uniform distribution from the singular values over their sum (Roth et al., 2020);
-    there are min(n, D) of them. One that is 0 to the precision of `z` (but no worse than single)
-    makes it infinite. Raises ValueError unless `skip` leaves one."""
+    skip:int=0, # number of the largest singular values to leave out
+) -> float: # from 0 (all equal) to +inf (a direction is not used)
+    """KL divergence of the uniform distribution from the min(n, D) singular values divided by their
+    sum (Roth et al. 2020). It is infinite if a singular value is 0 to the precision of `z` (at
+    least single precision). Raises ValueError unless `skip` leaves one."""
     x = _rows(z)
     eps = torch.finfo(torch.float32).eps
     if z.dtype.itemsize >= 8:
@@ -207,7 +207,7 @@ def nearest_class_mean(
     z, # (n, D) embeddings to classify, normalised inside
 ): # (n,) int64 tensor of classes, or an array of strings; the first of equally near classes
     """The class whose mean is nearest to each row (Yu et al. 2018, eq. 21). Raises TypeError or
-    ValueError for what cannot be embeddings or labels."""
+    ValueError for invalid embeddings or labels."""
     train_x, classes, codes = _labelled(train_z, train_labels, None, ('train_z', 'train_labels'))
     x = _rows(z, 'z', train_x.shape[1])
     found = nearest_mean_of_references(x, train_x.to(x.device), torch.from_numpy(codes)).cpu()
@@ -219,7 +219,7 @@ def _held_out(
     codes:np.ndarray, # (n,) from 0
     rng:np.random.Generator,
 ) -> np.ndarray: # (n,) bool
-    "A fifth of each class, at least one item of every class that has two"
+    "A fifth of each class, and at least one item of every class of two or more"
     held = np.zeros(len(codes), dtype=bool)
     for c in range(codes.max() + 1):
         mine = rng.permutation(np.flatnonzero(codes == c))
@@ -242,10 +242,10 @@ def linear_probe(
     z, # (n, D) embeddings to classify, normalised inside
     labels, # (n,) their classes; −1: unlabelled, left out
     seed:int=0, # of the training items that choose the penalty
-) -> float: # share of right answers
-    """Accuracy of a linear classifier that is trained on `train_z` (Roy et al. 2022); a class
-    without a training item is always missed. Raises ValueError for less than two training classes,
-    TypeError or ValueError for what cannot be embeddings or labels."""
+) -> float: # share of correct answers
+    """Accuracy of a linear classifier trained on `train_z` (Roy et al. 2022). Items of a class
+    without a training item count as wrong. Raises ValueError for fewer than two training classes, TypeError
+    or ValueError for invalid embeddings or labels."""
     check_number('seed', seed, lo=0, integer=True)
     names = ('train_z', 'train_labels')
     train_x, train_classes, train_codes = _labelled(train_z, train_labels, None, names)
@@ -281,11 +281,11 @@ class _FewShot(NamedTuple):
 def _episodes(
     members:list, # of (m,) rows of each class
     ways:int, # classes in an episode
-    items:int, # rows drawn of each, fewer if the class has fewer
+    items:int, # rows drawn of each class, fewer if it has fewer
     episodes:int,
     seed:int,
 ):
-    "Yield a list of drawn rows per class, for each episode"
+    "Yields the drawn rows of each class, for each episode"
     rng = np.random.default_rng(seed)
     for _ in range(episodes):
         drawn = rng.choice(len(members), ways, replace=False)
@@ -294,10 +294,10 @@ def _episodes(
 
 def _episode_accuracy(
     x:Tensor, # (n, D) float64 unit rows
-    drawn:list, # of rows per class, the first `shots` of them known
+    drawn:list, # of rows of each class, the first `shots` of them known
     shots:int,
 ) -> float:
-    "Share of the other rows that are nearer to the mean of their class than to any other"
+    "The share of other rows that are nearer to the mean of their class than to any other mean"
     means = torch.stack([x[rows[:shots]].mean(0) for rows in drawn])            # (ways, D)
     queries = np.concatenate([rows[shots:] for rows in drawn])
     own = torch.from_numpy(np.repeat(np.arange(len(drawn)), [len(r) - shots for r in drawn]))
@@ -312,14 +312,14 @@ def few_shot(
     z, # (n, D) embeddings of classes that were not trained on, normalised inside
     labels, # (n,) integers or strings; −1: unlabelled, left out
     ways:int=5, # classes in an episode
-    shots:int=1, # known items of each
+    shots:int=1, # known items of each class
     episodes:int=600, # drawn tasks
     seed:int=0,
-    queries:int=15, # items to recognise of each class, or all others if it has fewer
+    queries:int=15, # items of each class to recognise, or all others if it has fewer
 ) -> tuple: # accuracy, low, high: the mean and its 95 % interval over episodes
-    """Accuracy of nearest class means in drawn tasks, with names `accuracy`, `low` and `high`;
-    ties are misses. Classes without a query beside their shots take no part. Raises ValueError
-    where fewer than `ways` classes remain."""
+    """Accuracy of nearest class means in drawn tasks, with names `accuracy`, `low` and `high`. Ties
+    count as wrong. Classes with too few items for the shots and a query are left out. Raises
+    ValueError if fewer than `ways` classes remain."""
     check_number('ways', ways, lo=2, integer=True)
     check_number('shots', shots, lo=1, integer=True)
     check_number('episodes', episodes, lo=2, integer=True)

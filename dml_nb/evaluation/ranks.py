@@ -1,9 +1,9 @@
-"""The ranks of all right items of all queries, exact, in blocks, from memory or from a disk.
+"""The exact ranks of the right items of every query, computed in blocks, from memory or from a disk.
 
 Every measure of [a ranking](40_evaluation.retrieval.ipynb) is a function of the ranks of its right
-items. `all_ranks` yields these ranks for all queries, block by block, without sorting a gallery and
-without holding the embeddings of a disk in memory. `evaluate` is made of it. Here are its parts:
-labels of any kind, unit rows from any source, threads, and the counting.
+items. `all_ranks` yields these ranks for all queries, block by block. It sorts no gallery, and it
+reads embeddings on a disk a block at a time. `evaluate` is built on it. This page explains its
+parts: labels of any kind, unit rows from any source, threads, and counting.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.ranks.html.md"""
 
@@ -27,9 +27,9 @@ from ..core import as_labels, check_embeddings, product, unit
 # %% ../../nbs/40_evaluation.ranks.ipynb #0b615312
 def as_integers(
     ids:np.ndarray, # (n,) integers of any type
-    name:str, # how the caller calls them
+    name:str, # what the caller calls them
 ) -> Tensor: # (n,) int64
-    "Integers of any size and byte order as int64; raises ValueError for one that does not fit"
+    "Integers of any size and byte order as int64; raises ValueError if one does not fit"
     if ids.size:
         for value in (int(ids.min()), int(ids.max())):
             if not -2**63 <= value < 2**63:
@@ -39,7 +39,7 @@ def as_integers(
 def as_ids(
     labels, # (n,) integers or strings in a tensor, array, list or column of a table
     n:int, # how many there should be
-    name:str='labels', # how the caller calls them
+    name:str='labels', # what the caller calls them
 ): # (n,) int64 tensor, or (n,) array of strings
     "`labels` as int64 or as strings; raises TypeError for others, ValueError for a wrong length"
     if isinstance(labels, Tensor):
@@ -71,9 +71,9 @@ def _is_integer(value):
 def shared_codes(
     ids, # (n,) of the queries, from `as_ids`
     gallery_ids=None, # (m,) of the gallery, None if the queries are the gallery
-    name:str='labels', # how the caller calls them
+    name:str='labels', # what the caller calls them
 ) -> tuple: # (n,) and (m,) int64: equal codes for equal ids, −1 for negative integers
-    "Codes that say which ids are the same; raises TypeError for integers here and strings there"
+    "Equal codes for equal ids; raises TypeError if one side has integers and the other strings"
     if gallery_ids is None:
         codes = shared_codes(ids, ids[:0], name)[0]
         return codes, codes
@@ -92,13 +92,13 @@ def shared_codes(
 def native(
     rows:np.ndarray, # (b, D) of any byte order and any strides
 ) -> Tensor: # (b, D)
-    "A copy as torch takes it"
+    "A copy in the form that torch takes"
     return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder('='), order='C'))
 
 def gathered(
     blocks, # iterator of (b, D) tensors or arrays
-    name:str, # how the caller calls them
-    n:int, # rows wanted
+    name:str, # what the caller calls them
+    n:int, # number of rows expected
 ) -> Tensor: # (n, D)
     "All blocks in one tensor; raises ValueError unless they have `n` rows of one width together"
     table, filled = None, 0
@@ -123,10 +123,10 @@ def gathered(
 
 def readable(
     z, # (B, D) tensor or array, or an iterator of blocks of rows
-    name:str, # how the caller calls them
-    labels, # (B,) which tell how many rows an iterator has
+    name:str, # what the caller calls them
+    labels, # (B,) their number is the number of rows of an iterator
 ): # tensor or array, as it is
-    "What rows can be read from; raises TypeError or ValueError for what cannot be embeddings"
+    "A source of rows; raises TypeError or ValueError if `z` cannot be embeddings"
     if isinstance(z, np.ndarray):
         try:
             dtype = native(z.reshape(-1)[:0]).dtype
@@ -149,7 +149,7 @@ class Rows:
     def __init__(
         self,
         z, # (B, D) tensor or array, or an iterator of blocks
-        name:str, # how the caller calls them
+        name:str, # what the caller calls them
         labels, # (B,)
         device=None, # where to compute, default where a tensor is, the CPU for an array
     ):
@@ -174,7 +174,7 @@ class Rows:
         return [slice(lo, min(lo + step, n)) for lo in range(0, n, step)]
 
     def read(self, rows):
-        "The rows of a slice or of a tensor of indices, as they are"
+        "The rows of a slice or of a tensor of indices, unchanged"
         if self.on_disk:
             return native(self.source[rows if isinstance(rows, slice) else rows.numpy()])
         return self.source[rows if isinstance(rows, slice) else rows.to(self.source.device)]
@@ -182,16 +182,16 @@ class Rows:
     def unit(
         self,
         rows:Tensor, # (b,) which, in any order
-        workers=None, # who share the work, default this thread alone
+        workers=None, # threads that share the work, default this thread alone
     ) -> Tensor: # (b, D)
-        "Unit rows, where and in the precision in which they are compared"
+        "Unit rows, on the device and in the precision of the comparison"
         first = int(rows[0])
         in_a_row = rows.equal(torch.arange(first, first + len(rows)))
         out = torch.empty(len(rows), self.dim, dtype=self.dtype, device=self.device)
 
         def one(part):
-            wanted = slice(first + part.start, first + part.stop) if in_a_row else rows[part]
-            x = self.read(wanted).to(self.device).double()
+            some = slice(first + part.start, first + part.stop) if in_a_row else rows[part]
+            x = self.read(some).to(self.device).double()
             x = x / x.abs().amax(1, keepdim=True).clamp(min=5e-324)     # or `unit` drops 1e-310
             out[part] = unit(x).to(self.dtype)
 
@@ -205,11 +205,11 @@ class Rows:
     def load(
         self,
         rows:Tensor, # (b,)
-        workers, # who share the work
+        workers, # threads that share the work
     ) -> Tensor: # (b, D)
-        "`unit`, which remembers its last answer"
+        "As `unit`, but keeps the last result"
         if self.last is None or not self.last[0].equal(rows):
-            self.last = None        # so that it can be freed before the next one is made
+            self.last = None        # so that it is freed before the next one is made
             self.last = rows, self.unit(rows, workers)
         return self.last[1]
 
@@ -218,7 +218,7 @@ class Workers:
     "As many threads as torch uses, each computing alone; on a GPU, the caller's own thread"
     def __init__(
         self,
-        device:torch.device, # where is computed
+        device:torch.device, # of the computation
     ):
         self.threads = torch.get_num_threads() if device.type == 'cpu' else 1
         self.pool = None
@@ -230,12 +230,12 @@ class Workers:
     def __exit__(self, *error):
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(self.threads)     # what threads born later start with
+            torch.set_num_threads(self.threads)     # for threads that start later
 
     def each(
         self,
         work, # a function of one job
-        jobs, # what to do
+        jobs, # arguments of `work`
     ):
         "Calls `work(job)` for each job, in any order; raises what a job raised"
         jobs = list(jobs)
@@ -255,7 +255,7 @@ class Workers:
         height:int, # rows
         width:int, # columns
     ) -> tuple: # two (height, width) tensors, not initialised
-        "Two matrices in this thread's own memory, which the next block writes over"
+        "Two matrices in this thread's own memory, which the next block overwrites"
         kept = getattr(self.memory, 'kept', None)
         if kept is None or kept.shape[1] < height * width or kept.dtype != like.dtype:
             kept = self.memory.kept = like.new_empty(2, height * width)
@@ -263,7 +263,7 @@ class Workers:
 
 # %% ../../nbs/40_evaluation.ranks.ipynb #2e111cef
 class Classes:
-    "Which gallery items are right for a query, `members[start:stop]`, less those left out"
+    "The gallery items that are right for a query, `members[start:stop]`, less those left out"
     def __init__(
         self,
         y:Tensor, # (B,) int64 codes of the rows, −1 for unlabelled
@@ -290,7 +290,7 @@ class Classes:
     def right(
         self,
         block:slice, # of `rows`
-    ) -> tuple: # (b, c) places in `members`, (b, c) bool: is there one, (b, c) bool: is it ranked
+    ) -> tuple: # (b, c) places in `members`, (b, c) bool: exists, (b, c) bool: ranked
         "The padded list of own-class gallery items of each query in a block"
         start, stop, rows = self.start[block, None], self.stop[block, None], self.rows[block, None]
         place = start + torch.arange(int((stop - start).max()))
@@ -305,9 +305,9 @@ class Classes:
 
     def blocks(
         self,
-        rows:int, # at most so many queries
-        right:int, # at most so many right items of all of them, padding included
-        span:int=2**62, # at most so many members, if more than one class
+        rows:int, # most queries of a block
+        right:int, # most right items of all its queries, padding included
+        span:int=2**62, # most members, if it has more than one class
         within:slice=None, # only these queries
     ) -> list: # of slices of `rows`
         "The queries in blocks of bounded size"
@@ -325,14 +325,14 @@ class Classes:
 def ascending(
     X:Tensor, # (b, n)
 ) -> Tensor: # (b, n)
-    "Each row sorted, on the CPU by NumPy, whose vectorised sort is many times faster"
+    "Each row sorted; on the CPU by NumPy, whose vectorised sort is many times faster"
     return X.sort(1)[0] if X.is_cuda else torch.from_numpy(np.sort(X.numpy(), axis=1))
 
 def thresholds(
     own:Tensor, # (b, c) similarities with the own class
-    ranked:Tensor, # (b, c) bool: in the ranking
-) -> Tensor: # (b, m) falling, infinite behind the last
-    "What a wrong item must reach to be ranked before the j-th right one"
+    ranked:Tensor, # (b, c) bool: part of the ranking
+) -> Tensor: # (b, m) falling, infinite after the last
+    "The similarity at which a wrong item is ranked before the j-th right one"
     tie = {torch.float32: 2**-21, torch.float64: 2**-46}[own.dtype]
     right = ascending(own.masked_fill(~ranked, -torch.inf)).flip(1)
     right = right[:, :max(1, int(ranked.sum(1).max()))]
@@ -341,8 +341,8 @@ def thresholds(
 def as_ranks(
     t:Tensor, # (b, m) thresholds
     wrong:Tensor, # (b, m) wrong items that reach them
-) -> Tensor: # (b, m) float64, infinite behind the last right item
-    "$r_j = j +$ the wrong items before it, eq. (1)"
+) -> Tensor: # (b, m) float64, infinite after the last right item
+    "$r_j = j +$ number of wrong items before it, eq. (1)"
     j = torch.arange(1, t.shape[1] + 1, device=t.device)
     return (wrong.double() + j).masked_fill(t == torch.inf, torch.inf)
 
@@ -350,7 +350,7 @@ def as_ranks(
 def own_similarities(
     x:Tensor, # (b, D) unit queries
     place:Tensor, # (b, c) places in `members`
-    real:Tensor, # (b, c) bool: is there one
+    real:Tensor, # (b, c) bool: exists
     members:Tensor, # (G',) gallery rows, class by class
     gallery:Rows,
     strip:int=8192, # members compared at once
@@ -389,15 +389,15 @@ def class_thresholds(
     return t
 
 # %% ../../nbs/40_evaluation.ranks.ipynb #960f1590
-FEW = 24    # up to so many thresholds comparing is faster than sorting
+FEW = 24    # up to this many thresholds comparing is faster than sorting
 
 def count_reaching(
     X:Tensor, # (b, n), n at most 2²⁴: up to there a float32 sum of ones is exact
     t:Tensor, # (m, b) thresholds
     hit:Tensor=None, # (b, n) memory to write to
-    few:int=FEW, # up to so many thresholds are compared
+    few:int=FEW, # up to this many thresholds are compared
 ) -> Tensor: # (m, b) int32
-    "How many entries of row i of `X` are ≥ t[j, i]"
+    "The number of entries of row i of `X` that are ≥ t[j, i]"
     if len(t) > few:
         found = torch.searchsorted(ascending(X), t.T.contiguous()).T
         return (X.shape[1] - found).int()
@@ -409,8 +409,8 @@ def ranks_within(
     S:Tensor, # (b, n) similarities
     right:Tensor, # (b, n) bool
     ranked:Tensor, # (b, n) bool: in the ranking
-) -> tuple: # (b, m) float64 ranks, infinite behind the last right item; (b, n) S of wrong ones, or −∞
-    "Places of the right items, wrong ones of equal similarity before them"
+) -> tuple: # (b, m) float64 ranks, infinite after the last right item; (b, n) S of wrong ones, or −∞
+    "Ranks of the right items; wrong ones of equal similarity come before them"
     t = thresholds(S, right & ranked)
     wrong = S.masked_fill(right | ~ranked, -torch.inf)
     return as_ranks(t, count_reaching(wrong, t.T.contiguous()).T), wrong
@@ -421,13 +421,13 @@ def copied(
     i:Tensor, # (k,) rows
 ) -> Tensor: # (k, n)
     "Some rows, each in one piece"
-    # what lies together in memory is copied together
+    # copy along the contiguous dimension
     return X.index_select(0, i) if X.is_contiguous() else X.T.index_select(1, i).T.contiguous()
 
 def first_largest(
     rows:Tensor, # (k, n)
 ) -> Tensor: # (k,)
-    "Where the largest entry of each row is, the first of several"
+    "The column of the largest entry of each row, the first of several"
     if not rows.is_cuda:
         return torch.from_numpy(rows.numpy().argmax(1))     # NumPy's is the fastest, and the first
     column = torch.arange(rows.shape[1], device=rows.device)
@@ -435,7 +435,7 @@ def first_largest(
 
 # %% ../../nbs/40_evaluation.ranks.ipynb #42d73c18
 class Tally:
-    "What is counted for the queries: wrong items that reach each threshold, and the nearest one"
+    "For each query, the wrong items that reach each threshold, and the nearest wrong item"
     def __init__(
         self,
         t:Tensor, # (q, m) thresholds
@@ -450,13 +450,13 @@ class Tally:
     def add(
         self,
         queries:slice, # b of them
-        X:Tensor, # (b, n) similarities, −∞ where the item is not wrong
+        X:Tensor, # (b, n) similarities of wrong items, −∞ for others
         hit:Tensor, # (b, n) memory
-        items:Tensor, # (n,) which gallery items they are, ascending
+        items:Tensor, # (n,) numbers of the gallery items, ascending
     ):
         "Counts the wrong items of one block"
         best, t = X.amax(1), self.t[:, queries]
-        reached = (best >= self.lowest[queries]).nonzero()[:, 0]    # nothing counts in other rows
+        reached = (best >= self.lowest[queries]).nonzero()[:, 0]    # others have nothing to count
         if not len(reached):
             return
         if 4 * len(reached) < len(X):
@@ -487,7 +487,7 @@ def tiles(
     height:int, # queries
     width:int, # gallery items
     shape:tuple, # of one tile; its height divides its width
-    above:bool, # only on and above the diagonal
+    above:bool, # only those on and above the diagonal
 ):
     "Yields (slice of queries, slice of gallery items) that cover every pair, or one of each two"
     for left in range(0, width, shape[1]):
@@ -500,9 +500,9 @@ def tiles(
 def same_class(
     y:Tensor, # (b,) codes
     ranked:Tensor, # (n,) sorted codes
-    order:Tensor, # (n,) where they were before they were sorted
+    order:Tensor, # (n,) their places before sorting
 ) -> tuple: # (p,), (p,): all pairs of equal codes
-    "Where codes are equal, without a matrix"
+    "The pairs of equal codes, found without a matrix"
     first = torch.searchsorted(ranked, y)
     count = torch.searchsorted(ranked, y, right=True) - first
     i = torch.arange(len(y)).repeat_interleave(count)
@@ -518,7 +518,7 @@ def compare(
     queries:Part,
     gallery:Part,
     workers:Workers,
-    both:bool=False, # the gallery are queries too: count for them as well
+    both:bool=False, # gallery items are queries too: count for them as well
     shape:tuple=None, # of a tile, default what fits the caches
 ):
     "Adds one part of the gallery to the tally of some queries"
@@ -560,7 +560,7 @@ def compare(
 # %% ../../nbs/40_evaluation.ranks.ipynb #e4ef5a3e
 def finished(
     tally:Tally,
-    rows:Tensor, # (q,) which rows its queries are
+    rows:Tensor, # (q,) rows of its queries
 ):
     "Yields (rows, (b, m) ranks, (b,) nearest wrong items) in blocks"
     step = max(1, 2**18 // len(tally.t))
@@ -575,7 +575,7 @@ def ranks_among(
     step:int, # rows held at once
     shape:tuple=None, # of a tile
 ):
-    "Yields what `all_ranks` does for a set searched in itself, each similarity used for both ends"
+    "As `all_ranks`, for a set searched in itself; each similarity serves both of its items"
     rows = classes.gallery
     blocks = classes.blocks(step, 2**62)
     parts = [class_thresholds(x.load(classes.rows[b], workers), b, classes, x, workers)
@@ -605,7 +605,7 @@ def ranks_against(
     step:int, # rows held at once, of each side
     shape:tuple=None, # of a tile
 ):
-    "Yields what `all_ranks` does, one block of queries after the other against the whole gallery"
+    "As `all_ranks`, one block of queries after the other against the whole gallery"
     for b in classes.blocks(step, 2**22):
         rows = classes.rows[b]
         x = queries.load(rows, workers)
@@ -622,11 +622,11 @@ def all_ranks(
     gallery:Rows, # the same object for a set searched in itself
     classes:Classes,
     workers:Workers,
-    chunk:int=2**23, # numbers of the embeddings that are held at once, of each side
+    chunk:int=2**23, # numbers of the embeddings held at once, of each side
     shape:tuple=None, # of a tile
 ):
-    """Yields (rows, (b, m) ranks of their right items, (b,) nearest wrong item, -1 where a right
-    one has the first place), eq. (1)"""
+    """Yields (rows, (b, m) ranks of their right items, (b,) nearest wrong item, −1 where a right
+    item is first), eq. (1)"""
     step = max(1, chunk // queries.dim)
     if not len(classes.rows):
         return iter(())

@@ -1,9 +1,9 @@
-r"""The measures of a ranking where items share labels, or are relevant by degrees.
+r"""Measures for rankings in which items share labels or are relevant by degrees.
 
 For `evaluate`, two items are of one class or not. Here a function says how relevant each item
-of the gallery is to a query: 1 or 0 where they share a label or do not, or anything between.
-`evaluate_relevance` gives the measures of `evaluate` for all items of a relevance above 0, and
-two that look at degrees: the normalised discounted cumulative gain, nDCG\@k, and the
+of the gallery is to a query: 1 if they share a label and 0 if they do not, or any number between.
+`evaluate_relevance` gives the measures of `evaluate`, where items of a relevance above 0 are right, and
+two measures that use degrees. These are the normalised discounted cumulative gain, nDCG\@k, and the
 hierarchical average precision H-AP of E. Ramzi, N. Audebert, N. Thome, C. Rambour and X. Bitot,
 *Hierarchical Average Precision Training for Pertinent Image Retrieval*, ECCV 2022. After this
 page you can measure a search over images with several labels, and prove that H-AP is a mean of
@@ -31,7 +31,7 @@ def graded_measures(
     S:Tensor, # (b, G) similarities
     r:Tensor, # (b, G) relevances, NaN: not in the ranking
     ks:tuple, # cut-offs
-) -> tuple: # name: (b,) float64; (b,) bool: has an item of relevance above 0
+) -> tuple: # name: (b,) float64; (b,) bool: an item has a relevance above 0
     "The measures of `evaluate` for relevances above 0, nDCG and H-AP, Eqs. (2), (3)."
     ranked = ~r.isnan()
     r = r.nan_to_num(0.).double()
@@ -57,11 +57,11 @@ def graded_measures(
 
 # %% ../../nbs/43_evaluation.relevance.ipynb #15aa8dc8
 def shared_labels(
-    labels, # (B, C) booleans: which row has which label
+    labels, # (B, C) booleans: the labels of each row
     gallery_labels=None, # (G, C); None: the rows are each other's gallery
     jaccard:bool=False, # the share of common labels among all labels of both; False: 1 for any
-): # function of rows (b,) giving relevances (b, G), NaN where one of both has no label
-    "How relevant items are that share labels. Raises TypeError for other than booleans."
+): # function of rows (b,) giving relevances (b, G), NaN where one of the two has no label
+    "The relevance of items that share labels. Raises TypeError unless labels are booleans."
     y = torch.as_tensor(labels)
     gy = y if gallery_labels is None else torch.as_tensor(gallery_labels)
     for name, table in (('labels', y), ('gallery_labels', gy)):
@@ -80,11 +80,11 @@ def shared_labels(
 
 
 def shared_levels(
-    levels, # (B, L) integers, a class on each level, the finest first, below 0: none
+    levels, # (B, L) integers, a class on each level, finest first; negative: none
     gallery_levels=None, # (G, L); None: the rows are each other's gallery
-): # function of rows (b,) giving relevances (b, G), NaN where one of both has no class
-    """How relevant items are: the share of levels on which both are of one class. Raises TypeError
-    for other than integers."""
+): # function of rows (b,) giving relevances (b, G), NaN where one of the two has no class
+    """The share of levels on which two items are of one class. Raises TypeError unless levels are
+    integers."""
     y = torch.as_tensor(levels)
     gy = y if gallery_levels is None else torch.as_tensor(gallery_levels)
     for name, table in (('levels', y), ('gallery_levels', gy)):
@@ -99,7 +99,6 @@ def shared_levels(
 
     return relevances
 
-
 # %% ../../nbs/43_evaluation.relevance.ipynb #c404b54c
 @torch.no_grad()
 def evaluate_relevance(
@@ -108,12 +107,13 @@ def evaluate_relevance(
     gallery=None, # (G, D) embeddings to search; default: for each row all others
     ks=(1, 2, 4, 8), # cut-offs of recall@k, cmc@k, precision@k, ndcg@k
     no_match:str='skip', # queries without a relevant item: 'skip' or count as a 'miss' (0)
-    block:int=256, # queries at a time
+    block:int=256, # queries compared at once
     device=None, # where to compute, default where a tensor is, the CPU for an array
 ) -> RetrievalReport: # the measures of `evaluate` for relevances above 0, ndcg@k, h_ap, and counts
-    """Exact measures of a ranking by cosine similarity where relevances between 0 and 1 say what
-    is right; ties count against the model. Cameras, groups and rows without a label are left out by
-    a relevance of NaN. Raises TypeError or ValueError, naming the argument, for bad input."""
+    """Exact measures of a ranking by cosine similarity, for relevances between 0 and 1; ties count
+    against the model. A relevance of NaN leaves an item out of a ranking: one of the same camera or
+    group, or one without a label. Raises TypeError or ValueError, naming the argument, for bad
+    input."""
     ks = check_ks(ks)
     check_choice('no_match', no_match, 'skip', 'miss')
     check_number('block', block, 1, integer=True)
@@ -148,7 +148,7 @@ def evaluate_relevance(
 
 
 def check_relevances(r, b, G):
-    "Raises TypeError for other than numbers (b, G), ValueError for one outside [0, 1]"
+    "Raises TypeError unless `r` has numbers (b, G), ValueError for one outside [0, 1]"
     if r.shape != (b, G) or r.is_complex():
         raise TypeError(f'relevance: expected numbers ({b}, {G}), got {r.dtype} of shape '
                         f'{tuple(r.shape)}')
@@ -159,10 +159,10 @@ def check_relevances(r, b, G):
 # %% ../../nbs/43_evaluation.relevance.ipynb #565d4a10
 def outside_groups(
     relevance, # function of rows (b,) giving relevances (b, G)
-    groups=None, # (B,) integers: pictures of one burst or visit, below 0: of none
+    groups=None, # (B,) integers: pictures of one burst or visit; negative: no group
     gallery_groups=None, # (G,); None: the rows are each other's gallery
 ): # function of rows (b,) giving relevances (b, G)
-    "The same relevances, NaN for pictures of a query's own group."
+    "The same relevances, but NaN for pictures of a query's own group."
     if groups is None:
         return relevance
     own = torch.as_tensor(groups)
@@ -173,16 +173,16 @@ def outside_groups(
 
 def evaluate_sets(
     z, # (B, D) queries
-    labels, # (B, C) booleans: which query has which label
+    labels, # (B, C) booleans: the labels of each query
     gallery=None, # (G, D) embeddings to search; default: for each row all others
     gallery_labels=None, # (G, C)
-    groups=None, # (B,) integers: pictures of one burst or visit, below 0: of none
+    groups=None, # (B,) integers: pictures of one burst or visit; negative: no group
     gallery_groups=None, # (G,)
     jaccard:bool=False, # as in `shared_labels`
     **options, # of `evaluate_relevance`
 ) -> RetrievalReport:
-    """As `evaluate`, where a picture is right that shares a label. Pictures of a query's own group
-    are not in the ranking. Raises as `evaluate_relevance`."""
+    """As `evaluate`, but a picture is right if it shares a label with the query. Pictures of a
+    query's own group are not in the ranking. Raises what `evaluate_relevance` raises."""
     shares = shared_labels(labels, gallery_labels, jaccard)
     relevance = outside_groups(shares, groups, gallery_groups)
     return evaluate_relevance(z, relevance, gallery, **options)
@@ -190,10 +190,10 @@ def evaluate_sets(
 # %% ../../nbs/43_evaluation.relevance.ipynb #cc526ec2
 def per_label(
     report:RetrievalReport, # of queries with sets of labels
-    labels, # (B, C) booleans: which query has which label
+    labels, # (B, C) booleans: the labels of each query
     by:str='map@r', # a measure
-) -> list: # dictionaries of class, queries and that measure, the least found label first
-    "The mean of each label over its queries that count. Raises KeyError for an unknown measure."
+) -> list: # dictionaries of class, queries and that measure, the worst label first
+    "The mean of a measure over the queries of each label. Raises KeyError for an unknown measure."
     found = []
     for c, has in enumerate(torch.as_tensor(labels).T):
         values = report.measure(by)[has]
@@ -201,4 +201,3 @@ def per_label(
         if len(values):
             found.append({'class': c, 'queries': int(has.sum()), by: values.mean().item()})
     return sorted(found, key=lambda row: row[by])
-

@@ -1,11 +1,11 @@
-r"""Rank measures, exact, in blocks, with ties counted against the model.
+r"""Exact rank measures, computed in blocks, with ties counted against the model.
 
-An embedding is good when the right items come first. `evaluate(z, labels)` ranks, for every row
-of `z`, all other rows by cosine similarity and reports what the field reports: Recall\@K, CMC,
-precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. It is exact, and it never holds more than
-blocks of the embeddings and of their similarities, so that they may lie on a disk. `evaluate(z,
-labels, gallery, gallery_labels, cameras, gallery_cameras)` ranks a gallery instead, with the
-re-identification rule if cameras are given. The report is a dictionary that also answers
+An embedding is good if the right items come first. `evaluate(z, labels)` ranks, for every row
+of `z`, all other rows by cosine similarity. It reports the usual measures: Recall\@K, CMC,
+precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. They are exact. Only blocks of the embeddings and
+of their similarities are held in memory, so the embeddings may lie on a disk. `evaluate(z,
+labels, gallery, gallery_labels, cameras, gallery_cameras)` searches a gallery instead, and applies the
+re-identification rule if cameras are given. The report is a dictionary with methods for further
 questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
 `paired(report_a, report_b, 'map@r')` says whether one embedding is better than another.
 
@@ -32,7 +32,7 @@ from ..support.validate import check_number
 
 # %% ../../nbs/40_evaluation.retrieval.ipynb #db4c4e92
 def measures(
-    r:Tensor, # (b, m) float64 ranks of right items, ascending, infinite behind the last
+    r:Tensor, # (b, m) float64 ranks of right items, ascending, infinite after the last
     ks:tuple=(1, 2, 4, 8), # cut-offs
 ) -> dict: # name: (b,) float64
     "Every measure of every query from the ranks of its right items; 0 for a query without any"
@@ -52,8 +52,8 @@ def measures(
 class RetrievalReport(dict):
     """Means and counts by name.
     `per_query` maps each measure to (B,) float64 values in the order of the queries, NaN where the
-    query is in no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong item of
-    each confused query (see `confusions`), -1 for the others."""
+    query is part of no mean; `nearest_wrong` is (B,) int64, the gallery row of the nearest wrong
+    item of each confused query (see `confusions`), −1 for the others."""
     def __init__(self, means, per_query, labels=None, gallery_labels=None, nearest_wrong=None):
         super().__init__(means)
         self.per_query = per_query
@@ -118,8 +118,8 @@ def interval(
     seed:int=0, # of the draws
 ) -> tuple: # (low, high)
     """Percentile bootstrap interval of a mean over queries.
-    Raises KeyError for an unknown measure, ValueError if no query counts or for a level outside
-    (0, 1)."""
+    Raises KeyError for an unknown measure, ValueError if no query has a value or for a level
+    outside (0, 1)."""
     check_resampling(level, draws)
     values = self.measure(key)
     values = values[~values.isnan()]
@@ -141,7 +141,7 @@ class ReportTable(list):
             [text(value) for value in row.values()] for row in self[:self.shown]]
 
     def more(self):
-        "What the last line says of rows not shown"
+        "The last line, which counts the rows that are not shown"
         rest = len(self) - self.shown
         return f'and {rest:,} more' if rest > 0 else ''
 
@@ -162,7 +162,7 @@ class ReportTable(list):
 def distinct(
     ids, # (n,) int64 tensor or (n,) array of strings, from `as_ids`
 ) -> tuple: # list of the k classes in order, (n,) int64 codes, −1 for a negative id
-    "The classes that occur, and which one each row has"
+    "The classes that occur, and the code of each row"
     if ids is None:
         raise ValueError('labels: expected a report made by `evaluate`, got one without')
     if isinstance(ids, Tensor):
@@ -177,7 +177,7 @@ def per_class(
     self:RetrievalReport,
     by:str=None, # a measure to sort by, the worst class first; default the order of the labels
 ) -> ReportTable: # class, queries, unmatched, and every measure
-    """The means over the queries of each class, NaN where a class has none that counts.
+    """The means over the queries of each class, NaN where none of them is part of the means.
     `queries` counts all labelled queries, `unmatched` those without a right item."""
     classes, code = distinct(self.labels)
     queries = torch.bincount(code[code >= 0], minlength=len(classes))
@@ -201,12 +201,12 @@ def per_class(
 @patch
 def confusions(
     self:RetrievalReport,
-    top:int=20, # at most so many pairs of classes
+    top:int=20, # most pairs of classes shown
 ) -> ReportTable: # class, taken_for, queries, share
     """Which class is taken for which, the most frequent first, equals in order of the labels.
-    A query counts when a wrong item has its first place (recall@1 is 0, ties included), for the
-    class of the nearest wrong item: of greatest similarity, and of exactly equal ones the first
-    in the gallery. `share` is of all queries of the class that have a right item."""
+    A query counts if a wrong item is in first place (recall@1 is 0, ties included). It counts for
+    the class of the nearest wrong item: the one of greatest similarity, and of exactly equal ones
+    the first in the gallery. `share` is of all queries of the class that have a right item."""
     check_number('top', top, lo=1, integer=True)
     mrr = self.per_query['mrr'].nan_to_num(0.)
     confused = (mrr > 0) & (mrr < 1)
@@ -232,10 +232,10 @@ def paired(
     level:float=.95, # probability covered by the interval
     draws:int=1000, # bootstrap samples, and as many random signs
     seed:int=0, # of the draws
-) -> PairedDifference: # difference (a - b), low, high, p (two-sided), queries (how many count)
-    """Mean difference between two embeddings over the queries that count in both reports.
+) -> PairedDifference: # difference (a - b), low, high, p (two-sided), queries (in both)
+    """Mean difference between two embeddings over the queries with a value in both reports.
     Raises KeyError for an unknown measure, ValueError for reports of different queries, if no query
-    counts in both, or for a level outside (0, 1)."""
+    has a value in both, or for a level outside (0, 1)."""
     check_resampling(level, draws)
     a, b = report_a.measure(key), report_b.measure(key)
     if len(a) != len(b) or not same_ids(report_a.labels, report_b.labels):
@@ -257,7 +257,7 @@ def paired(
 
 # %% ../../nbs/40_evaluation.retrieval.ipynb #6363e822
 def same_ids(a, b):
-    "Are the labels of two reports equal? A report without labels is taken at its word."
+    "Whether the labels of two reports are equal; true if one of the reports has none"
     if a is None or b is None:
         return True
     if isinstance(a, Tensor) != isinstance(b, Tensor):
@@ -284,7 +284,7 @@ def collect(
     ks:tuple, # cut-offs
     skip:bool, # leave queries without a right item out of the means
 ) -> tuple: # dict of (B,) float64, (B,) int64 nearest wrong item, queries without a right item
-    "Per-query measures in the order of the rows, NaN where a row is in no mean"
+    "Per-query measures in the order of the rows, NaN where a row is part of no mean"
     keys = list(measures(torch.full((1, 1), torch.inf, dtype=torch.float64), ks))
     table = torch.full((len(keys), n), torch.nan, dtype=torch.float64)
     if not skip:
@@ -325,9 +325,9 @@ def check_beside(
     name:str, # of the argument
     values, # of the queries
     gallery_values, # of the gallery
-    alone:bool, # there is no gallery
+    alone:bool, # whether there is no gallery
 ):
-    "Raises ValueError for values of one side alone."
+    "Raises ValueError if only one side has values."
     if (values is None) != (gallery_values is None) and (not alone or values is None):
         raise ValueError(f'{name}, gallery_{name}: expected both with a gallery, {name} alone '
                          'without one, got one')
@@ -357,11 +357,12 @@ def ranks_outside(
     gallery_own:Tensor, # (G,)
     most:int=2**24, # similarities held at once
 ):
-    "As `all_ranks`, each query searched in what is outside of its own group"
+    "As `all_ranks`, but each query is searched for outside its own group"
     items = classes.gallery                                                     # (G',)
     g = gallery.unit(items)                                                     # (G', D)
     for rows in classes.rows.split(max(1, most // len(items))):
-        if not len(rows): continue                          # no query has its class there
+        if not len(rows):
+            continue                                        # no query has its class there
         S = product(queries.unit(rows), g.T)                                    # (b, G')
         same = classes.y[rows, None] == classes.gy[items]
         outside = (own[rows, None] != gallery_own[items]) | (own[rows, None] < 0)
@@ -381,9 +382,9 @@ def evaluate(
     labels, # (B,) integers or strings; a negative integer means unlabelled, left out
     gallery=None, # (G, D) embeddings to search, as `z`; default: for each row all others
     gallery_labels=None, # (G,)
-    cameras=None, # (B,) integers or strings: same label and same camera is not ranked
+    cameras=None, # (B,) integers or strings: items of the same label and camera are not ranked
     gallery_cameras=None, # (G,)
-    groups=None, # (B,) integers or strings: no item of the own group is ranked; negative: none
+    groups=None, # (B,) integers or strings: a query's own group is not ranked; negative: none
     gallery_groups=None, # (G,)
     ks=(1, 2, 4, 8), # cut-offs of recall@k, cmc@k, precision@k
     no_match:str='skip', # queries without a right item: 'skip' or count as a 'miss' (0)
@@ -391,11 +392,12 @@ def evaluate(
 ) -> RetrievalReport: # recall@k cmc@k precision@k map map@r r_precision mrr minp, and counts
     """Exact retrieval measures by cosine similarity, in blocks; ties count against the model.
     The counts are `queries`, `gallery`, `unmatched` (queries without a right item) and `unlabelled`
-    (rows left out). Means over no query are NaN. Of an array on a disk only blocks are held in
+    (rows left out). Means over no query are NaN. Only blocks of an array on a disk are held in
     memory; the blocks of an iterator are put together, in their own precision.
-    Pictures of a group, as a burst, never answer each other; with groups the whole gallery is held
-    in memory. Raises TypeError or ValueError, naming the argument, for what cannot be embeddings,
-    labels, cameras, groups or cut-offs, and ValueError without a labelled query and a labelled gallery item."""
+    Pictures of one group, such as a burst, never answer each other; with groups the whole gallery
+    is held in memory. Raises TypeError or ValueError, naming the argument, for invalid embeddings,
+    labels, cameras, groups or cut-offs, and ValueError unless there are a labelled query and a
+    labelled gallery item."""
     ks, alone = check_ks(ks), gallery is None
     if no_match not in ('skip', 'miss'):
         raise ValueError(f"no_match: expected 'skip' or 'miss', got {no_match!r}")

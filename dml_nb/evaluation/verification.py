@@ -1,10 +1,10 @@
 """Same or not: ROC, AUC, equal error rate, TAR at a FAR, accuracy in folds.
 
-Verification asks of two images whether they show the same class: it accepts a pair if its score
+Verification decides whether two images show the same class: it accepts a pair if its score
 is at least a threshold. `verify(z, labels)` scores all pairs of an embedding by cosine, and
-`verify(scores=, same=)` takes pairs that were scored elsewhere. The report has `auc`, `eer`, the
-best `accuracy` with its `threshold`, `tar(far)` and `roc()`. `verify_search` asks it of searches:
-is there anything of the query's class at all? `verify_folds` is the protocol of
+`verify(scores=, same=)` takes scores from elsewhere. The report has `auc`, `eer`, the
+best `accuracy` with its `threshold`, `tar(far)` and `roc()`. `verify_search` does the same for searches:
+does the gallery hold the query's class at all? `verify_folds` is the protocol of
 Labeled Faces in the Wild: the threshold is chosen on the other folds.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.verification.html.md"""
@@ -31,15 +31,15 @@ from ..support.validate import check_number
 
 # %% ../../nbs/42_evaluation.verification.ipynb #5bb418e2
 class VerificationReport(dict):
-    """What `verify` found: `auc eer accuracy threshold positives negatives bin_width auc_error`,
+    """The result of `verify`: `auc eer accuracy threshold positives negatives bin_width auc_error`,
     as keys and as attributes, and the methods `tar` and `roc`. `bin_width` and `auc_error` are 0
-    where scores were sorted."""
+    if the scores were sorted."""
     def __init__(
         self,
         thresholds:np.ndarray, # (m,) falling: distinct scores, or lower edges of bins
         positives:np.ndarray, # (m,) same pairs with that score
         negatives:np.ndarray, # (m,) different pairs with that score
-        bin_width:float=0., # how far a score may lie above its threshold
+        bin_width:float=0., # the most by which a score exceeds its threshold
     ):
         self._thresholds = np.concatenate([[np.inf], thresholds])
         self._accepted = np.concatenate([[0], positives.cumsum()])      # same pairs, score ≥ t
@@ -55,7 +55,7 @@ class VerificationReport(dict):
                          bin_width=float(bin_width), auc_error=float(error) if bin_width else 0.)
 
     def _eer(self, P, N):
-        "FAR where the straight lines between points of the ROC meet FAR = 1 - TAR"
+        "FAR where the straight lines between points of the ROC meet FAR = 1 − TAR"
         after = int((self._wrong / N + self._accepted / P >= 1).argmax())
         wrong, accepted = (counts[after - 1:after + 1].tolist()
                            for counts in (self._wrong, self._accepted))
@@ -84,8 +84,8 @@ def tar(
     self:VerificationReport,
     far:float, # allowed share of different pairs that are accepted
 ) -> float: # share of same pairs that are accepted
-    """The largest TAR whose FAR is at most `far`. Raises ValueError below the resolution,
-    one false accept among all different pairs."""
+    """The largest TAR whose FAR is at most `far`. Raises ValueError if `far` is below the
+    resolution, which is one false accept among all different pairs."""
     return float(self._accepted[self._last(far)] / self['positives'])
 
 
@@ -94,7 +94,7 @@ def threshold_at(
     self:VerificationReport,
     far:float, # allowed share of different pairs that are accepted
 ) -> float: # a score
-    "The threshold of `tar(far)`, the lowest whose FAR is at most `far`. Raises ValueError as that."
+    "The lowest threshold whose FAR is at most `far`, as used by `tar`, whose errors it raises."
     return float(self._thresholds[self._last(far)])
 
 
@@ -120,10 +120,10 @@ def roc(
 
 # %% ../../nbs/42_evaluation.verification.ipynb #c66e373f
 def _pairs(
-    scores, # (n,) finite numbers, larger for more alike
+    scores, # (n,) finite numbers, larger for more similar
     same, # (n,) booleans, or integers 0 and 1
 ) -> tuple: # (n,) float64, (n,) bool
-    "Raises TypeError or ValueError for what cannot be scored pairs."
+    "Raises TypeError or ValueError unless these are scored pairs."
     s = scores.detach().cpu() if isinstance(scores, Tensor) else scores
     s = s.double().numpy() if isinstance(s, Tensor) else np.asarray(s)
     if s.dtype.kind not in 'fiu':
@@ -151,9 +151,9 @@ def _pairs(
 def _check_both(
     positives:int, # same pairs
     negatives:int, # different pairs
-    name:str, # what the caller gave
+    name:str, # of the argument
 ):
-    "Raise ValueError unless there are pairs of both kinds."
+    "Raises ValueError unless there are pairs of both kinds."
     if not positives or not negatives:
         raise ValueError(f'{name}: expected pairs of one class and pairs of two, got '
                          f'{positives:,} and {negatives:,}')
@@ -171,8 +171,8 @@ def _report_of(
     return VerificationReport(thresholds[::-1], accepted[::-1], (total - accepted)[::-1])
 
 # %% ../../nbs/42_evaluation.verification.ipynb #0579766f
-_sorted_pairs = 2**23       # at most so many pairs are kept and sorted
-_tie = 2.**-40              # cosines closer than this may be equal but for rounding
+_sorted_pairs = 2**23       # up to this many pairs are kept and sorted
+_tie = 2.**-40              # cosines closer than this may differ by rounding only
 
 
 def _pair_blocks(
@@ -180,7 +180,7 @@ def _pair_blocks(
     codes:Tensor, # (n,) int64
     size:int=2**21, # similarities per block
 ):
-    "Yield (scores, same), both flat, of all pairs i < j, some rows at a time; use them at once"
+    "Yields (scores, same), both flat, of all pairs i < j, some rows at a time; memory is reused"
     step = max(32, size // len(x))
     memory = x.new_empty(min(step, len(x)) * len(x))
     for lo in range(0, len(x), step):
@@ -201,7 +201,7 @@ def _pair_blocks(
 def _sorted_report(
     blocks, # of (scores, same)
 ) -> VerificationReport:
-    "The exact report of cosines, those that differ by rounding alone made equal"
+    "The exact report of cosines; those that differ by rounding only are made equal"
     scores, positives = [], []
     for s, same in blocks:
         s.div_(_tie).round_().mul_(_tie)
@@ -214,7 +214,7 @@ def _sorted_report(
 # %% ../../nbs/42_evaluation.verification.ipynb #e41f6eb0
 def _binned_report(
     blocks, # of (scores, same)
-    bins:int, # between -1 and 1
+    bins:int, # between −1 and 1
 ) -> VerificationReport:
     "The report of counts in bins; each bin's lower edge is a threshold"
     total, positives = torch.zeros(2, bins + 1, dtype=torch.int64)
@@ -234,7 +234,7 @@ def _binned_report(
 def _all_pairs(
     z, # (n, D) embeddings
     labels, # (n,)
-    bins:int, # None: sort if there are few enough pairs
+    bins:int, # None: sort unless there are too many pairs
 ) -> VerificationReport:
     "The report of all pairs of labelled rows"
     x = _rows(z)
@@ -252,13 +252,14 @@ def _all_pairs(
 def verify(
     z=None, # (n, D) embeddings, tensor or array
     labels=None, # (n,) integers or strings; −1: unlabelled, left out
-    scores=None, # instead: (n,) scores of pairs, larger for more alike
+    scores=None, # instead: (n,) scores of pairs, larger for more similar
     same=None, # (n,) booleans: does the pair show one class?
-    bins:int=None, # count in so many bins; default: sort up to 2^23 pairs, else 2^20 bins
+    bins:int=None, # number of bins; default: sort up to 2²³ pairs, else 2²⁰ bins
 ) -> VerificationReport: # auc eer accuracy threshold positives negatives bin_width auc_error
-    """How well a threshold on the cosine tells pairs of one class from others, over all pairs of
-    `z`, or over pairs that are given. A pair is accepted if its score is at least the threshold.
-    Raises ValueError without pairs of both kinds, TypeError or ValueError for bad input."""
+    """How well a threshold on the cosine separates pairs of one class from others, over all pairs
+    of `z` or over the scored pairs. A pair is accepted if its score is at least the threshold.
+    Raises ValueError unless there are pairs of both kinds, TypeError or ValueError for bad
+    input."""
     given = tuple(argument is not None for argument in (z, labels, scores, same))
     if given not in ((True, True, False, False), (False, False, True, True)):
         raise ValueError('verify: expected either z and labels or scores and same, got '
@@ -280,12 +281,12 @@ def verify_search(
     labels, # (B,) integers or strings; a negative integer means unlabelled, left out
     gallery=None, # (G, D) embeddings to search; default: for each row all others
     gallery_labels=None, # (G,)
-    groups=None, # (B,) no item of the own group is an answer; negative: none
+    groups=None, # (B,) no item of a query's own group is an answer; negative: no group
     gallery_groups=None, # (G,)
     block:int=2**22, # similarities held at once
 ) -> VerificationReport: # of the nearest right and the nearest wrong item of each query
-    """How well a threshold on the best similarity tells queries whose class is in the gallery from
-    those of which nothing is there. Raises ValueError where no query has a right item or none has a
+    """How well a threshold on the best similarity separates queries whose class is in the gallery
+    from those whose class is not. Raises ValueError if no query has a right item or none has a
     wrong one, TypeError or ValueError for bad input, as `evaluate`."""
     alone = gallery is None
     check_beside('groups', groups, gallery_groups, alone)
@@ -326,10 +327,10 @@ class _FoldAccuracy(NamedTuple):
 
 
 def _fold_codes(
-    folds, # a number of consecutive parts, or (n,) which fold each pair is in
+    folds, # a number of consecutive parts, or (n,) the fold of each pair
     n:int, # pairs
 ) -> np.ndarray: # (n,) int64; −1: in no fold
-    "Raises TypeError or ValueError for what cannot be folds."
+    "Raises TypeError or ValueError unless `folds` are folds."
     if np.ndim(folds) == 0 and not isinstance(folds, str):
         check_number('folds', folds, lo=2, hi=n, integer=True)
         sizes = [len(part) for part in np.array_split(np.arange(n), folds)]
@@ -342,13 +343,13 @@ def _fold_codes(
 
 # %% ../../nbs/42_evaluation.verification.ipynb #fc937e76
 def verify_folds(
-    scores, # (n,) scores of pairs, larger for more alike
+    scores, # (n,) scores of pairs, larger for more similar
     same, # (n,) booleans: does the pair show one class?
-    folds=10, # consecutive parts; or (n,) integers, which fold each pair is in, −1: none
+    folds=10, # consecutive parts; or (n,) integers, the fold of each pair, −1: none
 ) -> tuple: # mean, error: of the accuracy over folds, its standard error
-    """Accuracy with the threshold that is best on the other folds, the highest of equally good
-    ones: equation (1), as LFW prints it. Raises ValueError where the other folds of one lack a
-    kind of pair, TypeError or ValueError for what cannot be scored pairs or folds."""
+    """Accuracy with the best threshold of the other folds, the highest of equally good ones:
+    equation (1), as LFW reports it. Raises ValueError if the other folds of one lack a kind of
+    pair, TypeError or ValueError for invalid scores, pairs or folds."""
     scores, same = _pairs(scores, same)
     fold = _fold_codes(folds, len(scores))
     accuracies = []

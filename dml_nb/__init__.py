@@ -97,7 +97,7 @@ Modules:
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""
 
-__version__ = "0.0.1"
+__version__ = "0.1.0"
 
 #: The loss to start with, by its name in `dml_nb.losses.catalogue.LOSSES`: what the page on choosing
 #: a loss finds in the comparison of all of them.

@@ -44,7 +44,7 @@ Modules:
 - `dml_nb.experiments.trial`: The same recipe gives the same result.
 - `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
-- `dml_nb.losses.catalogue`: Every loss with its idea, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE, ProxyAnchor and 42 others.
+- `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 - `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.

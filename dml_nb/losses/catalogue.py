@@ -1,4 +1,4 @@
-"""Every loss with its idea, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE, ProxyAnchor and 42 others.
+"""Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 
 This page lists the losses of the book by name. `LOSSES['multi_similarity'](beta=20.)` makes one. The
 command `dml`, recipes and the [atlas](29_atlas.ipynb) read the same entries, so a loss registered

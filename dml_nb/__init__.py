@@ -44,7 +44,7 @@ Modules:
 - `dml_nb.experiments.trial`: Train what a recipe describes: the same recipe gives the same numbers.
 - `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
-- `dml_nb.losses.catalogue`: Every loss with its page and paper: how it is made, what it charges and cannot see.
+- `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 - `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
@@ -97,7 +97,7 @@ Modules:
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""
 
-__version__ = "0.0.1"
+__version__ = "0.1.0"
 
 #: The loss to start with, by its name in `dml_nb.losses.catalogue.LOSSES`: what the page on choosing
 #: a loss finds in the comparison of all of them.

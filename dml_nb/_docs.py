@@ -17,6 +17,19 @@ def drop_directives(cell):
         cell.source = re.sub(r'\A(#\|.*\n)+', '', cell.source)
 
 
+def listed_entries(cell):
+    """Leave out of a cell when it ran, which nbdev notes beside `show_doc`: with it Quarto leaves
+    the headings of the entries out of "On this page"."""
+    cell.metadata.pop('execution', None)
+
+
+def folded_source(cell):
+    "Fold what is exported and shown; nbdev would leave it open."
+    if cell.cell_type == 'code':
+        shown = '#| code-fold: show\n#| code-summary: "Exported source"'
+        cell.source = cell.source.replace(shown, shown.replace('show', 'true', 1), 1)
+
+
 #: A signature as nbdev shows it, below its heading; other code on a page stays as it is.
 SIGNATURE = re.compile(r'(^#+ [^\n]*\n\n)(```python\n.*?^```)', re.S | re.M)
 

@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_nb.training import distributed
 from dml_nb.losses import (
-    CIT, DCDL, DRO, DROKL, AdaptedTriplet, Angular, BatchHard, Binomial, CentroidTriplet,
+    CIT, DCDL, DRO, DROKL, AdaptedTriplet, Angular, Binomial, CentroidTriplet,
     ClassDiscrepancy, DistanceWeighted, DROTopK, Graded, HardTriplets, Levels, MultiSimilarity,
     RandomTriplets, SelectionBias, SemiHard, Shares, Triplet)
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.losses.dro import MarginPair
-from dml_nb.losses.uncertainty import ChiSquareBall, KLBall, PhiBall, TopK, VariancePenalty
+from dml_nb.losses.uncertainty import ChiSquareBall, KLBall, TopK, VariancePenalty
 from dml_nb.data import ClassBatchSampler
 from dml_nb.transport import MMD, EnergyDistance, SinkhornDivergence, Wasserstein
 from dml_nb.weighting import PairLoss

@@ -17,7 +17,6 @@ from fastai.callback.core import Callback
 from fastai.learner import Recorder
 from PIL import Image
 
-from dml_nb.support import storage
 from dml_nb.search import choices, everyday, folders
 from dml_nb.support.storage import one_writer
 from dml_nb.data import ImageSet

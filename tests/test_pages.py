@@ -319,7 +319,7 @@ def test_every_picture_has_a_caption(page):
 
 
 def in_reading_order(contents):
-    "Names of the files of a sidebar, from top to bottom"
+    "Names of the files of a sidebar, or of a section of one, from top to bottom"
     for entry in contents:
         if isinstance(entry, str):
             yield entry
@@ -330,15 +330,23 @@ def in_reading_order(contents):
 
 
 site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
-order = list(in_reading_order(site['sidebar']['contents']))
+sidebars = [list(in_reading_order(sidebar['contents'])) for sidebar in site['sidebar']]
+order = [name for sidebar in sidebars for name in sidebar]
 
 
-def test_sidebar_has_every_page():
+def test_every_page_is_in_one_sidebar():
     assert sorted(order) == [page.name for page in pages]
 
 
+def test_every_item_of_the_navbar_has_a_sidebar():
+    "The navbar marks the item whose page is in the sidebar of the page that is shown"
+    items = site['navbar']['left']
+    assert [item['text'] for item in items] == [each['title'] for each in site['sidebar']]
+    assert all(item['href'] in sidebar for item, sidebar in zip(items, sidebars, strict=True))
+
+
 @each_page
-def test_next_follows_the_sidebar(page):
+def test_next_follows_the_sidebars(page):
     place = order.index(page.name)
     if page.stem == 'index' or place == len(order) - 1:
         return

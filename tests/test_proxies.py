@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback
-from fastai.callback.schedule import fit_one_cycle
+from fastai.callback.schedule import fit_one_cycle  # noqa: F401, gives Learners the method
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -9,10 +9,10 @@ import dml_nb.losses as package
 from dml_nb.proof import test_same as same
 from dml_nb.losses.dro import (
     DRO, DROKL, BinomialPair, ChiSquareBall, ContrastivePair, DROKLGrouped, DROTopK, KLBall,
-    KLPenalty, MarginPair, PhiBall, Simplex, TopK, Uniform, VariancePenalty)
+    KLPenalty, MarginPair, PhiBall, Simplex, TopK, Uniform)
 from dml_nb.losses.catalogue import LOSSES
 from dml_nb.losses.triplet import HAP2S
-from dml_nb.transport import MMD, EnergyDistance, Wasserstein
+from dml_nb.transport import MMD, Wasserstein
 from dml_nb.weighting import PairLoss, Sum
 
 miner = package.MultiSimilarityMiner(.2)

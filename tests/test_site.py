@@ -59,6 +59,18 @@ def test_intervals_are_held_together():
         '| less (±_1 expected):<br>a,_K_=_1_+2_±_3e-05<br>b_-0.1_±_.2 | 1 |')
 
 
+def test_entries_are_listed_and_their_source_is_folded():
+    "By the processors that pyproject.toml names, behind nbdev's own"
+    page = root/'nbs'/'10_losses.pairs.ipynb'
+    work = NBProcessor(page, procs=FilterDefaults().procs(), rm_directives='quarto')
+    work.process()
+    cells = [cell for cell in work.nb.cells if cell.cell_type == 'code']
+    assert sum('show_doc(' in cell.source for cell in cells) >= 4
+    assert not [cell.source[:60] for cell in cells if 'execution' in cell.metadata]
+    exported = [cell.source for cell in cells if 'Exported source' in cell.source]
+    assert exported and all('code-fold: true' in source for source in exported)
+
+
 @each_page
 def test_linked_papers_have_an_entry(page):
     sources = '\n'.join(''.join(cell['source']) for cell in cells(page))

@@ -1,7 +1,7 @@
 """Sets, levels and relevances with every loss: value and weights equal loops over rows, whole, in
 blocks and against references; which batches are refused, and why. The definitions below know who is
 positive and who is negative to whom, and nothing else of the package."""
-from math import cos, radians
+from math import radians
 
 import pytest
 import torch

@@ -5,7 +5,6 @@ loses one. `--device cpu --small` tries a step where there is no GPU; its file t
 folder that `--folder` names, never to results/. The steps `finetune` and `omniglot` want fastai,
 and data in `DML_NB_DATA` or in the folder .data; where something is missing they say what."""
 import argparse
-import importlib.util
 import os
 import statistics
 import sys

@@ -40,18 +40,29 @@ def head(page):
 
 
 def sections():
-    "(name, pages) of each part of the sidebar; what stands alone has no name"
+    """(name, pages) of each sidebar and of its sections, in reading order; pages between two
+    sections of a sidebar are listed under its own name"""
     site = yaml.safe_load((root/'_quarto.yml').read_text(encoding='utf-8'))['website']
-    for entry in site['sidebar']['contents']:
-        if isinstance(entry, str):
-            yield '', [entry]
-        else:
-            pages = [page if isinstance(page, str) else page['href'] for page in entry['contents']]
-            yield entry['section'], pages
+    for sidebar in site['sidebar']:
+        alone = []
+        for entry in sidebar['contents']:
+            if isinstance(entry, dict) and 'contents' in entry:
+                if alone:
+                    yield sidebar['title'], alone
+                    alone = []
+                yield f'{sidebar["title"]}: {entry["section"]}', names(entry['contents'])
+            else:
+                alone += names([entry])
+        if alone:
+            yield sidebar['title'], alone
+
+
+def names(entries):
+    return [entry if isinstance(entry, str) else entry['href'] for entry in entries]
 
 
 def llms():
-    "The text of llms.txt: every page of the sidebar with its summary, part by part"
+    "The text of llms.txt: every page of the sidebars with its summary, part by part"
     config = get_config(root)
     parts = [f'# {config.title}', f'> {config.description}']
     for name, pages in sections():
@@ -60,8 +71,7 @@ def llms():
             title, summary = head(page)
             address = f'{config.doc_url.rstrip("/")}/{text_name(page)}'
             lines.append(f'- [{title}]({address})' + (f': {summary}' if summary else ''))
-        if name:
-            parts.append(f'## {name}')
+        parts.append(f'## {name}')
         parts.append('\n'.join(lines))
     return '\n\n'.join(parts) + '\n'
 
@@ -80,7 +90,7 @@ def page_text(page):
 
 
 def publish(folder):
-    "Write the text of each page of the sidebar, and their list, into the folder of the site"
+    "Write the text of each page of the sidebars, and their list, into the folder of the site"
     for _, pages in sections():
         for page in pages:
             (folder/text_name(page)).write_text(page_text(page), encoding='utf-8')

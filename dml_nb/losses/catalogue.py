@@ -1,8 +1,8 @@
-"""Every loss with its page and paper: how it is made, what it charges and cannot see.
+"""Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 
-This page has the losses of the book by name. `LOSSES['multi_similarity'](beta=20.)` makes one. The command
-`dml`, recipes, the [atlas](29_atlas.ipynb) and the table on the first page read the same entries,
-so a loss registered here is known everywhere.
+This page lists the losses of the book by name. `LOSSES['multi_similarity'](beta=20.)` makes one. The
+command `dml`, recipes and the [atlas](29_atlas.ipynb) read the same entries, so a loss registered
+here is known everywhere.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""
 

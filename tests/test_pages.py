@@ -174,7 +174,7 @@ def shows(flags, tree):
     last = tree.body[-1]
     if not isinstance(last, ast.Expr):
         return False
-    return not re.match(r'(test_|check_|plt\.|torch\.testing)', ast.unparse(last))
+    return not re.match(r'(test_|check_|plt\.|torch\.testing|warnings\.)', ast.unparse(last))
 
 
 @each_page

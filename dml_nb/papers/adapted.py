@@ -708,7 +708,7 @@ def _claim(name, test=None, asks='', **more) -> Claim:
 
 
 _SMALL_PART = ('with the sum over triplets, as printed, the correction is a tiny part of the '
-               'gradient, and with a mean nothing was trained')
+               'gradient, and with a mean none of its experiments was run')
 _MANY = 'random triplets were trained on ten classes only, and the sentence is about many'
 
 CLAIMS = [

@@ -719,7 +719,9 @@ CLAIMS = [
            effect=.005, unit='of 1', style='.3f', errata=('E2',)),
     _claim('each of the following holds for any $\\mathcal{L}_{cit} \\in \\mathbb{L}$ with '
            'probability at least $1 - \\delta$', 'theorem 1', errata=('E7',), obstacle=_THEOREM),
-    _claim('we can further derive $\\tilde{\\mathbb{E}}_{\\mathcal{D}}[\\mathcal{L}_p] \\leq '
+    _claim('Supposing the amount of triplet samples is enough to make both expectation errors '
+           'theoretically infinite close. Then, we can further derive '
+           '$\\tilde{\\mathbb{E}}_{\\mathcal{D}}[\\mathcal{L}_p] \\leq '
            '\\tilde{\\mathbb{E}}_{\\mathcal{D}}[\\mathcal{L}_e]$', 'corollary 2', errata=('E8',),
            obstacle=_THEOREM),
 ]

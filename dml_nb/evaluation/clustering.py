@@ -313,7 +313,7 @@ def few_shot(
     labels, # (n,) integers or strings; −1: unlabelled, left out
     ways:int=5, # classes in an episode
     shots:int=1, # known items of each class
-    episodes:int=600, # drawn tasks
+    episodes:int=600, # random tasks
     seed:int=0,
     queries:int=15, # items of each class to recognise, or all others if it has fewer
 ) -> tuple: # accuracy, low, high: the mean and its 95 % interval over episodes

@@ -235,7 +235,7 @@ def scatter_embedding(
     size:float=14., # of a marker, in points²
     legend:bool=None, # default: up to ten classes
 ): # the axes
-    "Points by class. Raises ValueError for other than two dimensions."
+    "A scatter plot, one colour per class. Raises ValueError for other than two dimensions."
     xy, labels = numbers(xy), numbers(labels)
     if xy.shape != (len(labels), 2):
         raise ValueError(f'xy: expected ({len(labels)}, 2) points for these labels, '

@@ -434,9 +434,9 @@ def run_evaluate(
     images:Images = None,
     group:Group = None,
     false_accepts:Annotated[float, typer.Option(
-        help='Fit a threshold to this share, as .05, of false finds: the similarity at which so '
-             'many pictures whose class is not in the gallery would find something. The model '
-             'keeps it, and below it dml search says "nothing like it".',
+        help='Fit a threshold on the similarity: it lets this share, as .05, of pictures whose '
+             'class is not in the gallery find something. The model keeps it, and below it dml '
+             'search says "nothing like it".',
     )] = None,
     multi_label:MultiLabel = None,
     levels:Levels = False,
@@ -452,8 +452,8 @@ def run_evaluate(
     is searched among all others, which gives too good a result if several pictures show one thing;
     --group says which do.
 
-    R@K: is one of the K nearest of the same class? MAP@R: how many of the R nearest are, counted by
-    their places, where R is the number of pictures to find? The intervals hold the values that
+    R@K: is one of the K nearest of the same class? MAP@R: how many of the R nearest are, if nearer
+    ones count more and R is the number of pictures to find? The intervals hold the values that
     another sample of queries would give in 95 of 100 cases. Near-copies, found by their pixels, are
     counted: the command prints their share of R@1, and R@1 without them.
 

@@ -57,7 +57,7 @@ def symmetric_noise(
     delta:float, # noise rate δ, 0 to 1
     include_true:bool=False, # the random label may be the true one: δ/K for every class
 ) -> Tensor: # (K, K) float64, rows sum to 1
-    """Another label, each equally likely, with probability δ (DCDL paper, section 4).
+    """Another label, each equally likely, with probability δ (Roy et al. 2022, section 4).
 
     Raises ValueError for a rate outside [0, 1], and for a single class that has no other label."""
     check_number('delta', delta, 0, 1)
@@ -91,7 +91,7 @@ def asymmetric_noise(
     delta:float, # noise rate δ of the listed classes, 0 to 1
     pairs, # (class, its wrong label), by name or index; or a dictionary
 ) -> Tensor: # (K, K) float64, rows sum to 1
-    """For each pair i → j, class i is labelled j with probability δ (DCDL paper, figure 2).
+    """For each pair i → j, class i is labelled j with probability δ (Roy et al. 2022, figure 2).
 
     Raises ValueError for unknown classes, for a class with two targets, and for wrong rates."""
     check_number('delta', delta, 0, 1)

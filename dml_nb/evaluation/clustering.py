@@ -313,12 +313,12 @@ def few_shot(
     labels, # (n,) integers or strings; −1: unlabelled, left out
     ways:int=5, # classes in an episode
     shots:int=1, # known items of each class
-    episodes:int=600, # drawn tasks
+    episodes:int=600, # random tasks
     seed:int=0,
     queries:int=15, # items of each class to recognise, or all others if it has fewer
 ) -> tuple: # accuracy, low, high: the mean and its 95 % interval over episodes
-    """Accuracy of nearest class means in drawn tasks, with names `accuracy`, `low` and `high`. Ties
-    count as wrong. Classes with too few items for the shots and a query are left out. Raises
+    """Accuracy of nearest class means in random tasks, with names `accuracy`, `low` and `high`.
+    Ties count as wrong. Classes with too few items for the shots and a query are left out. Raises
     ValueError if fewer than `ways` classes remain."""
     check_number('ways', ways, lo=2, integer=True)
     check_number('shots', shots, lo=1, integer=True)

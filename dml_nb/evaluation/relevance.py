@@ -148,7 +148,8 @@ def evaluate_relevance(
 
 
 def check_relevances(r, b, G):
-    "Raises TypeError unless `r` has numbers (b, G), ValueError for one outside [0, 1]"
+    """Checks that relevances are numbers from 0 to 1. Raises TypeError unless `r` has numbers (b,
+    G), ValueError for one outside [0, 1]."""
     if r.shape != (b, G) or r.is_complex():
         raise TypeError(f'relevance: expected numbers ({b}, {G}), got {r.dtype} of shape '
                         f'{tuple(r.shape)}')

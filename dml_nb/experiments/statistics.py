@@ -23,7 +23,8 @@ from ..data.noise import paired_test, welch_test
 def interval(
     values, # (n,) one number per seed
 ) -> tuple: # mean, half the width of its 95 % interval; None for the latter if n = 1
-    "Eq. (1). Raises `ValueError` for an empty list."
+    """Mean over seeds and half the width of its 95 % interval, eq. (1). Raises `ValueError` for an
+    empty list."""
     x = np.asarray(values, dtype=float)
     if x.ndim != 1 or not len(x):
         raise ValueError(f'values: expected at least one number in a row, got {x.shape}')
@@ -37,7 +38,8 @@ def interval(
 def share_interval(
     values, # (n,) one share for each seed, from 0 to 1
 ) -> tuple: # mean, low, high: a 95 % interval within [0, 1]; None for both ends if n < 3
-    "Eq. (2). Raises `ValueError` for an empty list and for values outside [0, 1]."
+    """Mean of shares over seeds and its 95 % interval within [0, 1], eq. (2). Raises
+    `ValueError` for an empty list and for values outside [0, 1]."""
     x = np.asarray(values, dtype=float)
     mean, _ = interval(x)
     if not ((x >= 0) & (x <= 1)).all():

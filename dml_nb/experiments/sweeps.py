@@ -70,7 +70,8 @@ def sweep(
     grid:dict, # field, or 'options.margin' for one entry of a dictionary -> list of values
     seeds=1, # a number n for 0 to n - 1, or a list
 ) -> list: # of `Recipe`: all combinations, the seeds of each setting together
-    "Raises `ValueError` for an unknown field, an empty list, and mistakes that `Recipe` refuses."
+    """Recipes for all combinations of the values of a grid, each with every seed. Raises
+    `ValueError` for an unknown field, an empty list, and mistakes that `Recipe` refuses."""
     if isinstance(seeds, int):
         seeds = range(check_number('seeds', seeds, lo=1, integer=True))
     for name, values in grid.items():

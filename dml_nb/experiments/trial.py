@@ -557,7 +557,8 @@ def run(
     device=None, # None: the GPU if there is one, else the CPU
     folder=None, # for checkpoints, from which a killed run resumes; None: no checkpoints
 ) -> dict: # JSON values: recipe, device, data, sizes, pixels, untrained, trained, curve, seconds…
-    """Trains once. The same recipe gives the same numbers on the same device, except `seconds`.
+    """Trains a network by a recipe and measures it. The same recipe gives the same numbers
+    on the same device, except `seconds`.
 
     Raises `ValueError` for data that do not fit the recipe, and `FloatingPointError` for embeddings
     that are not finite."""

@@ -188,8 +188,8 @@ def keep_largest(
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #721ccfba
 class TopK(UncertaintySet):
-    """No weight above 1/K: the mean of the K largest losses, for real K up to n; equals at the edge
-    share the rest (Qi et al. 2020, DRO-TopK)."""
+    """No weight above 1/K: the mean of the K largest losses, for real K up to n; losses equal to
+    the last of them share its weight (Qi et al. 2020, DRO-TopK)."""
     def __init__(
         self,
         k:float, # above 0; 1 and below: the largest loss, n and above: the mean
@@ -229,7 +229,7 @@ class TopK(UncertaintySet):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #d11c6cf6
 class Simplex(TopK):
-    "Every p: the largest loss (Qi et al. 2020, section 3.1)."
+    "All weights that sum to 1: the largest loss (Qi et al. 2020, section 3.1)."
     def __init__(self):
         pass
 

@@ -205,7 +205,7 @@ def draw_intervals(
 # %% ../../nbs/69_papers.exhibits.ipynb #111b9ec9
 @dataclass(frozen=True)
 class Setting:
-    "One setting that a claim is asked of: by how much, and between which arms"
+    "A setting in which a claim is tested: the differences by seed, and the arms they compare"
     differences:np.ndarray # (n,) by seed, above 0: as claimed
     arms:dict=field(default_factory=dict) # name -> (n,) scores by seed, high is good
     floor:float=None # score of the input without training; None: nothing is trained
@@ -237,7 +237,7 @@ def why_untuned(
     rates:dict, # learning rate -> score on validation data of all that were tried
     chosen:float, # the one that is used
 ) -> str: # '' if it is tuned
-    "Whether the chosen rate lies between two that are worse."
+    "Why a learning rate does not count as tuned; '' if it lies between two that are worse."
     if not rates:
         return 'no search of its own'
     if max(rates.values()) > rates[chosen] + 1e-5:              # some scores are rounded

@@ -1,7 +1,7 @@
 """Put every picture of a folder into an index, and find the most similar ones.
 
-`index_folder` puts every picture of a folder into an index, and `search_folder` finds the pictures
-most similar to others. Neither needs fastai: the network comes from a file, so `dml search` answers
+`index_folder` puts every picture of a folder into an index, and `search_folder` finds those
+most similar to a given picture. Neither needs fastai: the network comes from a file, so `dml search` answers
 quickly.
 
 Docs: https://dml-nb.github.io/dml_nb/search.folders.html.md"""

@@ -404,7 +404,7 @@ def set_recorder_state(recorder, state:dict):
 
 # %% ../../nbs/55_training.recovery.ipynb #a9e5a65c
 class Checkpoints(Callback):
-    """Writes where training stands and, when the same training is started again, goes on there.
+    """Saves the state of a training; when the same training is started again, it continues there.
 
     Give each call of `fit` its own folder, on several processes one that all of them see. On a CPU
     the final weights are those of a training that was never interrupted, bit for bit."""

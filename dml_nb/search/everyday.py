@@ -62,7 +62,7 @@ def check_body(
         raise ValueError(
             f'body: expected auto, a known name or timm:NAME, got {body!r}'
             f'{near and f"; like it are {near}"}. All names: '
-            'https://dml-nb.github.io/dml_nb/embedding.html')
+            'https://dml-nb.github.io/dml_nb/training.embedding.html')
 
 # %% ../../nbs/58_search.everyday.ipynb #4d081f6e
 def usual_network(

@@ -56,7 +56,7 @@ def test_pages_as_they_are(copy):
 
 @pytest.mark.parametrize('name, old, new', [
     ('11_losses.histogram.ipynb', '| [B5](#b5) |', '| [B6](#b5) |'),          # one missing, one twice
-    ('11_losses.histogram.ipynb', '| [B5](#b5) | error |', '| [B5](#b5) | oversight |'),
+    ('11_losses.histogram.ipynb', '| [B5](#b5) | slip |', '| [B5](#b5) | oversight |'),
     ('11_losses.histogram.ipynb', '<a id="b5"></a>', ''),                     # leads nowhere
     ('11_losses.histogram.ipynb', 'assert mass(1) == 0. and mass(0) == 1.', 'mass(0)'),
     ('20_losses.adapted.ipynb', '| [D9](#d9) |', '| [D10](#d9) |'),

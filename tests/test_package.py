@@ -72,6 +72,13 @@ def test_requirements_installed_as_written():
     assert installed == wanted, (
         'the installed metadata are not those of settings.ini: install again')
 
+def test_the_page_of_installation_names_every_extra():
+    extras = [key.removesuffix('_requirements') for key in settings()
+              if key.endswith('_requirements')]
+    page = (root/'nbs'/'89_install.ipynb').read_text(encoding='utf-8')
+    assert sorted(re.findall(r'"\| `(\w+)` \|', page)) == sorted(extras)
+
+
 def required(texts, extras):
     "Names of distributions: of these requirements, and of whatever those need in turn"
     found, waiting = set(), [Requirement(text) for text in texts]

@@ -11,6 +11,10 @@ COLAB_SETUP = """!git clone --depth 1 https://github.com/dml-nb/dml_nb
 %pip install -q ..[book]"""
 
 
+#: What Quarto 1.6 and later leave out of the index of the search.
+UNSEARCHED = 'quarto-exclude-from-search-index'
+
+
 def drop_directives(cell):
     "Leave the directives of a text cell out of the page, where nbdev 3.3 would print them."
     if cell.cell_type == 'markdown':
@@ -28,6 +32,15 @@ def folded_source(cell):
     if cell.cell_type == 'code':
         shown = '#| code-fold: show\n#| code-summary: "Exported source"'
         cell.source = cell.source.replace(shown, shown.replace('show', 'true', 1), 1)
+
+
+def unsearched(cell):
+    "Leave folded checks out of the index of the search: a reader looks for what they prove."
+    if cell.cell_type == 'markdown':
+        cell.source = re.sub(r'<details>(\s*<summary>Checked)',
+                             rf'<details class="{UNSEARCHED}">\1', cell.source)
+    elif re.search(r'^#\| *code-summary: "Checked', cell.source, re.M):
+        cell.source = f'#| classes: {UNSEARCHED}\n{cell.source}'
 
 
 #: A signature as nbdev shows it, below its heading; other code on a page stays as it is.
@@ -175,7 +188,7 @@ class launch_link(OncePerPage):
         from nbdev.process import mk_cell
         name = Path(self.nb.path_).name
         address = get_config().git_url.replace('github.com', 'colab.research.google.com/github')
-        text = ('<details class="launch" style="font-size: .85em"><summary>'
+        text = (f'<details class="launch {UNSEARCHED}" style="font-size: .85em"><summary>'
                 f'<a href="{address}/blob/main/nbs/{name}">Open this page in Colab</a>, '
                 'and what to run there first</summary>\n\n'
                 f'```python\n{COLAB_SETUP}\n```\n\n</details>')

@@ -13,7 +13,7 @@ from dml_nb import _docs
 
 def processed(page, *processors):
     "The sources of a page as the site has them, after `processors`"
-    work = NBProcessor(page, procs=[FrontmatterProc, *processors])
+    work = NBProcessor(page, procs=[FrontmatterProc, *processors], rm_directives='quarto')
     work.process()
     return [cell.source for cell in work.nb.cells]
 
@@ -24,6 +24,16 @@ def test_link_to_colab_follows_the_title():
     assert title.startswith('---') and 'Pair by pair' in title
     address = 'https://colab.research.google.com/github/dml-nb/dml_nb/blob/main/nbs/'
     assert f'<a href="{address}{page.name}">' in link and _docs.COLAB_SETUP in link
+
+
+def test_checks_and_the_link_to_colab_stay_out_of_the_search():
+    page = root/'nbs'/'10_losses.pairs.ipynb'
+    _, link, *_ = processed(page, _docs.launch_link)
+    assert f'class="launch {_docs.UNSEARCHED}"' in link
+    sources = processed(page, _docs.unsearched)
+    checks = [source for source in sources if re.search('(<summary>|code-summary: ")Checked', source)]
+    assert 0 < len(checks) < len(sources)
+    assert checks == [source for source in sources if _docs.UNSEARCHED in source]
 
 
 def test_titles_of_papers_lead_to_the_bibliography():

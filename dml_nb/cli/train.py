@@ -216,11 +216,11 @@ def run_train(
 
     Example: dml train photos --out runs/photos --epochs 5
 
-    Some classes are held out to judge the result by two measures. R@1: is a picture's nearest
-    neighbour of its own class? MAP@R: how many of its R nearest are, if nearer ones count more and
-    R is the number of other pictures in its class? The best network is kept in the folder given by
-    --out, with a card of the model (README.md) and its learning curves (curves.png). If
-    interrupted, the same command resumes. Next: dml evaluate, dml index."""
+    Some classes are held out to judge the result: is a picture's nearest neighbour of its own class
+    (R@1), and how many of its R nearest are, if nearer ones count more and R is the number of other
+    pictures in its class (MAP@R)? The best network is kept in the folder given by --out, with a
+    card of the model (README.md) and its learning curves (curves.png). If interrupted, the same
+    command resumes. Next: dml evaluate, dml index."""
     quiet = redirect_stdout(StringIO()) if json_ else nullcontext()
     said = partial(stopped_training, Path(out).expanduser(), fresh)
     with told_in_one_line(said), no_empty_folder(out):

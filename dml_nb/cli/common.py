@@ -47,7 +47,7 @@ def chosen_rule(
     multi_label:str=None,
     levels:bool=False,
     level=(),
-) -> dict: # options of `load_pictures`: those that were given
+) -> dict: # the options of `load_pictures` that are set
     "Options that decide classes and groups. Fails in one line for columns without a name."
     above = level[0] if len(level) == 1 else [*level] or ('folders' if levels else None)
     rule = dict(depth=depth, columns=chosen_columns(column), images=images, group=group,

@@ -1,6 +1,6 @@
 """`dml compare` and `dml bench`: compare losses by their accuracy and their speed.
 
-`dml compare` trains losses on the same data with several seeds, so that differences can be told from
+`dml compare` trains losses on the same data with several seeds, to separate differences from
 chance. It prints a table, and writes `results.json`, which holds every number and where it comes from,
 and `report.html` with pictures. `dml bench` measures the speed of losses on your machine.
 

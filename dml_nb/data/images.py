@@ -89,7 +89,7 @@ def _fitted(picture, size, fit):
         return ImageOps.pad(picture, wanted, Image.Resampling.BILINEAR)
     return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
 
-
+# %% ../../nbs/30_data.images.ipynb #d0490e78
 HEIF = {'.heic', '.heif'} # suffixes of pictures from many phones
 
 
@@ -115,7 +115,7 @@ def _opened(file):
         with Image.open(content) as picture:
             yield picture
 
-
+# %% ../../nbs/30_data.images.ipynb #cf68c815
 def picture_pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
     "The pixels of a PIL image"
     picture = _in_mode(picture, mode)

@@ -150,7 +150,7 @@ def picture_data(
     labels:np.ndarray, # (N,) integers
     seed:int=0, # of the sample and of t-SNE
     most:int=400, # pictures that are used
-    classes:int=10, # of t-SNE at most, so that their colours can be told apart
+    classes:int=10, # of t-SNE at most, so that their colours stay distinct
     queries:int=6, # how many to keep, from the worst to the first without a wrong neighbour
     k:int=9, # neighbours of each
 ) -> dict: # JSON values; indices into the N

@@ -164,7 +164,7 @@ def write_record(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record, seed=settings['seed'], data=settings['data'])
 
-
+# %% ../../nbs/58_search.everyday.ipynb #5efb61b5
 #: Settings that records of older versions do not have.
 BEFORE = dict(depth=1, augment='auto', freeze=0)
 #: Settings that may change when a training resumes.

@@ -51,6 +51,7 @@ Modules:
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
 - `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes.
+- `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss, which the DRO paper compares with.
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
 - `dml_nb.losses.neighbours`: One positive against all negatives, and all positives against all.
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.

@@ -7,10 +7,10 @@ from dml_nb.losses.concordance import CIT, c_index, concordance, generalization_
 from dml_nb.losses.contrastive import (
     CentroidTriplet, Circle, InfoNCE, IntraPairVariance, MarginLoss, SigLIP, SupCon, TupletMargin)
 from dml_nb.losses.discrepancy import DCDL, ClassDiscrepancy
-from dml_nb.losses.dro import (
-    DRO, DROKL, DistanceWeighted, DROKLGrouped, DROTopK, DROTopKPN, SemiHardPairs)
+from dml_nb.losses.dro import DRO, DROKL, DROKLGrouped, DROTopK, DROTopKPN
 from dml_nb.losses.histogram import Histogram
 from dml_nb.losses.lifted import LiftedStructure, LiftedStructureStar
+from dml_nb.losses.mining import DistanceWeighted, SemiHardPairs
 from dml_nb.losses.multisimilarity import MultiSimilarity, MultiSimilarityMiner
 from dml_nb.losses.neighbours import NCA, NPairs
 from dml_nb.losses.pairs import BinLifted, Binomial, Contrastive, EqualWeights

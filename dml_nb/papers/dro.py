@@ -30,8 +30,9 @@ from ..core import unit
 from ..experiments.recipe import Recipe, recipe_loss
 from ..experiments.statistics import interval
 from ..losses import (
-    DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity)
-from ..losses.dro import MarginPair, SemiHardPairs, Uniform
+    DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity,
+    SemiHardPairs)
+from ..losses.dro import MarginPair, Uniform
 from .exhibits import (
     OWN_DATA, Claim, Exhibit, Setting, by_recipe, key_of, printed_rows, scores, why_untuned)
 

@@ -1,9 +1,11 @@
 """The wheel, used away from the repository. `.ci/run` builds it and names it in DML_NB_WHEEL."""
 import json
 import os
+import re
 import subprocess
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,17 @@ for module in pkgutil.walk_packages(dml_nb.__path__, 'dml_nb.'):
         parts = source.relative_to(root).with_suffix('').parts
         expected.add('.'.join(parts[:-1] if parts[-1] == '__init__' else parts))
     assert set(modules) | {'dml_nb'} == expected
+
+def test_links_of_the_description_work_anywhere():
+    "A package index has neither the pages nor the pictures of the repository."
+    with zipfile.ZipFile(wheel) as archive:
+        name, = (name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
+        description = archive.read(name).decode('utf-8').partition('\n\n')[2]
+    readme = (root/'README.md').read_text(encoding='utf-8')
+    assert description.count('](') == readme.count('](') > 100
+    assert not re.findall(r'\]\((?!https://|#)', description)
+    pictures = re.findall(r'!\[[^]]*\]\(([^)]*)\)', description)
+    assert pictures and all(link.startswith('https://raw.') for link in pictures)
 
 def test_command_says_what_it_does(away):
     text = call(away, 'dml', '--help')

@@ -190,7 +190,7 @@ def own_entry(
     if title not in kinds:
         raise ValueError('loss: expected a loss that the file has, as my_losses.py:MyLoss, '
                          f'got {name!r}; it has {", ".join(kinds) or "none"}')
-    return Entry(kinds[title], value='', weight='', ignores='')
+    return Entry(kinds[title], value='', weight='', sees='')
 
 
 @contextmanager

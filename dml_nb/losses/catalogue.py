@@ -46,7 +46,7 @@ class Entry:
     make:object # a class, or a function of the settings
     value:str # what one anchor is charged, or what is averaged
     weight:str # of a negative
-    ignores:str # what the weights do not see
+    sees:str # what its weights see, or what they do not see
     passes:str = None # over S, of B² steps each; None: as many as gather, and one for the weights
 
     def __call__(self, **settings) -> nn.Module: # a `PairLoss`, or `Proxies`
@@ -110,27 +110,28 @@ class Entry:
 # %% ../../nbs/28_losses.catalogue.ipynb #d2d7b2c5
 LOSSES = dict(
     contrastive=Entry(Contrastive, r'$[S-\lambda]_+$, $-S$', r'$1[S>\lambda]$',
-        'Everything but which side of λ a negative is on; a positive at 0.99 is pulled as '
-        'hard as one at 0.'),
+        '*Sees* only on which side of λ a negative is; a positive at 0.99 is pulled as hard as '
+        'one at 0.'),
     binomial=Entry(
         Binomial,
         r'mean $\log(1+e^{\alpha(\lambda-S)})$, mean $\log(1+e^{\beta(S-\lambda)})$',
         r'$\beta\,\sigma(\beta(S-\lambda))$',
-        'The rest of the batch: a lone impostor and one of a hundred weigh the same.'),
+        '*Does not see:* the rest of the batch: the only near negative of an anchor weighs as '
+        'much as one of a hundred.'),
     bin_lifted=Entry(
         BinLifted,
         'half binomial, half lifted',
         r'$\frac12(\sigma+\mathrm{softmax})$',
-        'Nothing wholly: it averages two weights, so a pair that is harmless for one of them '
-        'keeps half its weight.'),
+        '*Sees* a pair by itself and beside others, but averages the two weights: a pair that '
+        'is harmless for one of them keeps half its weight.'),
     equal_weights=Entry(EqualWeights, r'$\sum_N S-\sum_P S$', '1',
-        'Similarity altogether.'),
+        '*Sees* no similarity at all.'),
     histogram=Entry(
         Histogram,
         'chance of a negative above a positive',
         'density of positives at $S$',
-        'How far a negative overshoots: only how many positives lie just at its similarity '
-        'counts.'),
+        '*Does not see:* how far a negative is above the positives. Its weight is the share of '
+        'positives just at its own similarity.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #afd231b3
@@ -139,37 +140,41 @@ LOSSES.update(
         LiftedStructure,
         r'$[\lambda+\log\sum_P e^{-S}+\log\sum_N e^{S}]_+$',
         'softmax',
-        'Where the whole neighbourhood is: a shift of all similarities changes nothing.'),
+        '*Does not see:* a common shift of all similarities, so not where the whole '
+        'neighbourhood is.'),
     lifted_structure_star=Entry(
         LiftedStructureStar,
         r'$\frac1\alpha\log\sum_P e^{-\alpha S}+\frac1\beta\log\sum_N e^{\beta S}$',
         'softmax',
-        'The same; and the weights of an anchor sum to one however good it is.'),
+        '*Does not see:* a common shift of all similarities. The weights of an anchor sum to '
+        'one however good it is.'),
     n_pairs=Entry(NPairs, r'$\log(1+\sum_N e^{s(S_{an}-S_{ap})})$', 'softmax, by positive',
-        'A common shift of all similarities; it rests when every positive wins clearly.'),
+        '*Does not see:* a common shift of all similarities. It rests when every positive wins '
+        'clearly.'),
     nca=Entry(NCA, r'$-\log$ chance of a neighbour of the class', 'softmax of all',
-        'A common shift; it rests when one positive wins clearly.'),
+        '*Does not see:* a common shift of all similarities. It rests when one positive wins '
+        'clearly.'),
     angular=Entry(
         Angular,
         r'$\log(1+\sum_N e^{4t(S_{an}+S_{pn})-2(1+t)S_{ap}})$',
         'softmax, twice',
-        'Nothing of the triangle of anchor, positive and negative, but it needs the whole '
-        'class.',
+        '*Sees* all three sides of the triangle, but needs the whole class in the batch.',
         '$c$'),
     angular_n_pairs=Entry(AngularNPairs, 'N-pairs + 2 angular', 'sum',
-        'As angular.',
+        '*Sees* what angular does, and needs the whole class, too.',
         '$c$'),
     multi_similarity=Entry(
         MultiSimilarity,
         r'$\frac1\alpha\log(1+\sum_P e^{-\alpha(S-\lambda)})$ $+\,\frac1\beta\log(1+\sum_N '
         r'e^{\beta(S-\lambda)})$',
         r'$e^{\beta(S-\lambda)}/(1+\sum)$',
-        'Pairs that mining drops, abruptly.'),
+        '*Does not see:* pairs that mining drops; the boundary is abrupt.'),
     multi_similarity_weighting=Entry(
         partial(MultiSimilarity, epsilon=None),
         'the same without mining',
         'the same',
-        'The other side: positives do not know the negatives.'),
+        '*Does not see:* the other kind: the weight of a positive does not depend on the '
+        'negatives.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #e28c4720
@@ -178,44 +183,45 @@ LOSSES.update(
         partial(DRO, MarginPair(), ChiSquareBall(1.)),
         'worst case over a set of weights',
         'the worst weights',
-        'Nothing, in proportion to the loss above a level that the set decides.',
+        '*Sees* the pairs whose loss is above a level that the set decides, in proportion to '
+        'the excess.',
         'varies'),
     dro_top_k=Entry(partial(DROTopK, k=160), 'mean of the K largest pair losses', '$1/K$ or 0',
-        'All but the K worst pairs, and among those differences of size.'),
+        '*Sees* only the K worst pairs, and not how they differ.'),
     dro_top_k_pn=Entry(partial(DROTopKPN, k=160), 'the same, half of each kind', '$1/K$ or 0',
-        'As top-K, for each kind by itself.'),
+        '*Sees* only the worst pairs of each kind, and not how they differ.'),
     dro_kl=Entry(
         partial(DROKL, gamma=.1),
         r'$\gamma\log$ mean $e^{l/\gamma}$',
         'softmax of all pairs',
-        'Nothing, but a pair counts exponentially less the smaller its loss.'),
+        '*Sees* every pair, exponentially less the smaller its loss.'),
     dro_kl_grouped=Entry(DROKLGrouped, 'the same by anchor and kind', 'softmax',
-        "Every pair that is not the anchor's."),
+        '*Sees* only the pairs of the anchor.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #be3e33d7
 LOSSES.update(
     triplet=Entry(Triplet, r'$[S_{an}-S_{ap}+m]_+$', 'positives within the margin',
-        'By how much the margin is violated, and all that is beyond it.',
+        '*Does not see:* by how much a triplet violates the margin, nor triplets that keep it.',
         '$c$'),
     batch_hard=Entry(BatchHard, r'$[\max_N S-\min_P S+m]_+$', '1 for the hardest',
-        'All but one positive and one negative of an anchor.'),
+        '*Sees* only one positive and one negative of each anchor.'),
     hap2s=Entry(HAP2S, 'the same with soft extremes', 'softmax',
-        'The far negatives, by degrees.'),
+        '*Sees* the easier pairs of an anchor less and less.'),
     cit=Entry(CIT, r'$[1-e^{S_{ap}-S_{an}}]_+$', r'$e^{S_{ap}-S_{an}}$',
-        'Ordered triplets; and it weighs the worst of the others least.',
+        '*Does not see:* triplets in the right order. Of the others it weighs the worst least.',
         '$c$'),
     cit_probability=Entry(
         partial(CIT, gamma=0.),
         r'$\log(e^{S_{an}}+e^{S_{pn}})-S_{ap}$',
         'sigmoid',
-        'Whether a triplet is ordered already.',
+        '*Does not see:* whether a triplet is in the right order already.',
         '$c$'),
     adapted_triplet=Entry(
         AdaptedTriplet,
         r'semi-hard triplets + λ · selection bias',
         '1 for each triplet',
-        'All triplets that the selection did not draw.',
+        '*Does not see:* triplets that the selection did not draw.',
         '2'),
 )
 
@@ -235,60 +241,64 @@ LOSSES.update(
         partial(SelectionBias, HardTriplets()),
         'squared shift of the class means by selection',
         'none: $a_ia_j$ on positives',
-        'Negatives, except through what the selection picks.'),
+        '*Sees* negatives only through what the selection picks.'),
     wasserstein=Entry(
         partial(ClassDiscrepancy, Wasserstein()),
         r'$-$ transport of each class to the rest',
         'the transport plan',
-        'Positives: each class is moved away from the rest as a whole.',
+        '*Does not see:* single positives: each class is moved away from the rest as a whole.',
         'varies'),
     mmd=Entry(
         partial(ClassDiscrepancy, MMD()),
         r'$-$ squared discrepancy of each class from the rest',
         'slope of the kernel',
-        'Who is who: a weight is a function of its own similarity times a number that the '
-        'class sizes fix.'),
+        '*Does not see:* other pairs: a weight is a function of its own similarity times a '
+        'number that the class sizes fix.'),
     triplet_discrepancy=Entry(triplet_discrepancy, 'triplet + λ transport', 'sum',
-        'What both ignore.',
+        '*Does not see:* what both of its parts do not see.',
         'varies'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #0fdc3e69
 LOSSES.update(
     infonce=Entry(InfoNCE, r'$\log(1+\sum_N e^{(S_{an}-S_{ap})/\tau})$', 'softmax, by positive',
-        'As N-pairs; and at a small temperature all but the nearest negatives.'),
+        '*Does not see:* a common shift of all similarities; at a small temperature, all but '
+        'the nearest negatives.'),
     supcon=Entry(SupCon, r'$-$ mean over $P$ of $\log$ chance among all', 'softmax of all',
-        'A common shift of all similarities; it rests only when all positives are equally near.'),
+        '*Does not see:* a common shift of all similarities. It rests only when all positives '
+        'are equally near.'),
     siglip=Entry(
         SigLIP,
         r'$\sum_P\log(1+e^{-tS-b})$ $+\,\sum_N\log(1+e^{tS+b})$',
         r'$t\,\sigma(tS+b)$',
-        'The rest of the batch, as binomial.'),
+        '*Does not see:* the rest of the batch: each pair is judged by itself.'),
     circle=Entry(
         Circle,
         r'$\log(1+\sum_P e^{-\gamma[1+m-S]_+(S-1+m)}$ $\cdot\,\sum_N e^{\gamma[S+m]_+(S-m)})$',
         r'$[S+m]_+\,\cdot$ softmax',
-        'How its own factors change with S: they are not differentiated.'),
+        '*Does not see:* how its own factors change with the similarity, because they are not '
+        'differentiated.'),
     tuplet_margin=Entry(
         TupletMargin,
         r'$\log(1+\sum_N e^{s(S_{an}-\cos(\theta_{ap}-\beta))})$',
         'softmax, by positive',
-        'All but the nearest negatives: at scale 64 a difference of .05 decides.'),
+        '*Sees* only the nearest negatives: at scale 64 a difference of 0.05 decides.'),
     intra_pair_variance=Entry(
         IntraPairVariance,
         r"$[\mu_P-S]_+^2$, $[S-\mu_N]_+^2$ to the batch's means $\mu$",
         r'$[S-\mu_N]_+$ less its mean',
-        'Where positives stand to negatives: only the spread of each kind counts.'),
+        '*Sees* only how much the similarities of each kind spread, not how positives stand to '
+        'negatives.'),
     margin_loss=Entry(
         MarginLoss,
         r'$[d_{ap}-\beta+m]_+$, $[\beta-d_{an}+m]_+$',
         r'$1[d<\beta+m]/d$',
-        'The rest of the batch: each pair is measured against one boundary.'),
+        '*Does not see:* the rest of the batch: each pair is measured against one boundary.'),
     centroid_triplet=Entry(
         CentroidTriplet,
         r"$[\lVert x-c_{own}\rVert^2-\lVert x-c_l\rVert^2+m]_+$, $c$: class means",
         '1 / class size, for each open class',
-        'How a class is spread: only its mean counts.'),
+        '*Sees* only the mean of a class, not how it is spread.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #fd3ff800
@@ -297,52 +307,58 @@ LOSSES.update(
         SmoothAP,
         r'1 less mean $r^+/(r^++r^-)$, ranks by $\sigma(\Delta S/\tau)$',
         r"$\sum_P\sigma'\,r^+/r^2$",
-        'Large mistakes: a negative many temperatures ahead of a positive weighs nothing.',
+        '*Does not see:* large mistakes: a negative many temperatures ahead of a positive has '
+        'no weight.',
         '$2c$'),
     fast_ap=Entry(
         FastAP,
         r'1 less $\sum_j h^+_jH^+_j/H_j$ of a histogram',
         r'$h^+H^+/H^2$ of its bin',
-        'A negative whose nearer node holds no positive, however far ahead it is.'),
+        '*Does not see:* a negative whose nearer node of the histogram holds no positive, '
+        'however far ahead it is.'),
     recall_at_k=Entry(
         RecallAtK,
         r'1 less mean over $k$ of $\sum_P\sigma((k-r)/\tau_k)/\min(k,P)$',
         r"$\sum_P s_k(1-s_k)\,\sigma'$",
-        'Positives far behind the place k, and large mistakes.',
+        '*Does not see:* positives far behind place k, nor large mistakes.',
         '$2c$'),
     ranked_list=Entry(
         RankedList,
         r'weighted means of $[d_{ap}-\alpha+m]_+$, $[\alpha-d_{an}]_+$',
         r'$e^{T[\alpha-d]_+}$, normalised, over $d$',
-        'The other side: a negative does not see where the positives are.'),
+        '*Does not see:* the other kind: the weight of a negative does not depend on the '
+        'positives.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #34cdf0ed
 LOSSES.update(
     proxy_nca=Entry(ProxyNCA, r'$-\log\mathrm{softmax}_c(2S)_y$', 'softmax',
-        'The other images of the batch, as all that follow: it sees proxies alone.'),
+        '*Does not see:* the other images of the batch, as all that follow but the last: it '
+        'sees proxies alone.'),
     normalized_softmax=Entry(
         NormalizedSoftmax,
         r'$-\log\mathrm{softmax}_c(S/\tau)_y$',
         'softmax',
-        'A common shift of all similarities.'),
+        '*Does not see:* a common shift of all similarities.'),
     cosface=Entry(CosFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-S_y+m)})$', 'softmax',
-        'A common shift, too.'),
+        '*Does not see:* a common shift of all similarities.'),
     arcface=Entry(ArcFace, r'$\log(1+\sum_{c\ne y}e^{s(S_c-\cos(\theta_y+m))})$', 'softmax',
-        'Hardly an image at just below the angle π − m from its proxy: there it does not pull.'),
+        '*Does not see:* an image just below the angle π − m from its proxy: it is hardly '
+        'pulled.'),
     sub_center_arcface=Entry(
         SubCenterArcFace, 'ArcFace to the nearest centre', 'softmax, on one centre',
-        'All centres of a class but the nearest.'),
+        '*Sees* only the nearest centre of each class.'),
     soft_triple=Entry(
         SoftTriple,
         r'CosFace of $\sum_k p_kS_{ck}$, $p$ a softmax over centres',
         r'softmax $\cdot\,p_k(1+(S_k-M)/\gamma)$',
-        'Which centre an image should have; it pushes the far centres of its own class away.'),
+        '*Does not see:* which centre an image should have; it also pushes the image from the '
+        'far centres of its own class.'),
     proxy_anchor=Entry(
         ProxyAnchor,
         r'$\log(1+\sum_P e^{-\alpha(S-\delta)})$, $\log(1+\sum_N e^{\alpha(S+\delta)})$',
         r'$\alpha e^{\alpha(S+\delta)}/(1+\sum)$',
-        'The other proxies: each weighs its images by itself.'),
+        '*Does not see:* the other proxies: each one weighs its images by itself.'),
 )
 
 # %% ../../nbs/28_losses.catalogue.ipynb #c9e1854d

@@ -26,6 +26,7 @@ Modules:
 - `dml_nb.engine.inputs`: From a user's input to unit rows and the table of pairs, or to an error that names the fault.
 - `dml_nb.engine.memory`: Rows of S, their weights, and one or two products: in blocks, or at once if that is faster.
 - `dml_nb.engine.operator`: One operator whose gradient is known with its value.
+- `dml_nb.engine.parts`: The settings of a loss, its generators of random numbers, and how it prints.
 - `dml_nb.engine.scratch`: The matrices of one block serve the next block and the next loss.
 - `dml_nb.engine.tables`: The table of pairs of a batch, made from labels or masks, and its blocks.
 - `dml_nb.evaluation.clustering`: Beyond ranking: clusters, spectral variance, probes and few-shot accuracy.
@@ -42,6 +43,7 @@ Modules:
 - `dml_nb.experiments.store`: Each finished run is a file, named by a hash of everything that decides its numbers.
 - `dml_nb.experiments.sweeps`: A grid of settings runs in several processes; validation classes choose the best setting.
 - `dml_nb.experiments.trial`: Train what a recipe describes: the same recipe gives the same numbers.
+- `dml_nb.formulas`: Thresholds for pairs, fast exponentials, and the logarithm of a sum of them with its derivatives.
 - `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 - `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.

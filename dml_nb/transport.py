@@ -28,7 +28,8 @@ from torch.nn.functional import threshold
 from .core import check_embeddings, device_is_read, full_precision, inf, widen
 from .support.validate import check_choice, check_flag, check_number
 from .engine.operator import OnlyOnce
-from .weighting import exp_, settings
+from .engine.parts import settings
+from .weighting import exp_
 
 # %% ../nbs/21_transport.ipynb #1dfcbef7
 def row_scores(

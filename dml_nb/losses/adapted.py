@@ -24,7 +24,8 @@ from ..core import as_labels, check_embeddings, full_precision, inf, plain, unit
 from ..support.validate import check_number, check_object
 from .triplet import Selection, SemiHard, Triplet, similarity_blocks
 from ..engine.inputs import check_operands
-from ..weighting import PairLoss, Sum, settings
+from ..engine.parts import settings
+from ..weighting import PairLoss, Sum
 
 # %% ../../nbs/20_losses.adapted.ipynb #8c704af6
 def as_indices(

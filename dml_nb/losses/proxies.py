@@ -30,7 +30,8 @@ from ..core import meet_classes, places_of_classes, unit
 from .contrastive import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
-from ..weighting import Addable, PairLoss, inf, log_sum_exp, settings
+from ..engine.parts import settings
+from ..weighting import Addable, PairLoss, inf, log_sum_exp
 
 # %% ../../nbs/25_losses.proxies.ipynb #c5d0a1f3
 def look_at_numbers(proxies, keys=None):

@@ -30,7 +30,8 @@ from ..engine.tables import Batch, spans
 from ..engine.blocks import weigh
 from ..engine.inputs import label_batch
 from ..support.validate import check_number
-from ..weighting import PairLoss, settings
+from ..engine.parts import settings
+from ..weighting import PairLoss
 
 # %% ../../nbs/26_losses.structure.ipynb #a910e132
 class Relation(Batch):

@@ -26,7 +26,8 @@ from ..engine.tables import Pairs, spans
 from ..support.validate import check_choice, check_generator, check_number, check_object
 from .uncertainty import bounded
 from ..engine.inputs import check_operands, unit_operands
-from ..weighting import PairLoss, log_sum_exp, settings
+from ..engine.parts import settings
+from ..weighting import PairLoss, log_sum_exp
 
 # %% ../../nbs/18_losses.triplet.ipynb #8d34dc62
 def hinge_few(

@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from ..support.validate import check_number
-from ..weighting import exp_, inf, settings
+from ..engine.parts import settings
+from ..weighting import exp_, inf
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #519d8f96
 class Named:

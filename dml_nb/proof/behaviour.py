@@ -23,7 +23,8 @@ from ..core import inf, unit
 from ..engine.scratch import poisoned_memory
 from .weights import Report, in_blocks, standard_batches, takes_pairs, test_same
 from ..support.validate import check_object
-from ..weighting import PairLoss, arguments
+from ..engine.parts import arguments
+from ..weighting import PairLoss
 
 # %% ../../nbs/06_proof.behaviour.ipynb #870e827e
 def fixed_batch(dtype=torch.float64):

@@ -40,7 +40,8 @@ from torch import Tensor, nn
 from ..core import as_labels, check_embeddings, full_precision, similarities, unit
 from ..support.validate import check_flag, check_number
 from ..plots import GREEN, NEGATIVE, POSITIVE, small_png, style
-from ..weighting import PairLoss, arguments, generators_of, generators_of_device
+from ..engine.parts import arguments, generators_of, generators_of_device
+from ..weighting import PairLoss
 
 # %% ../../nbs/52_training.callbacks.ipynb #705954fc
 def random_states(

@@ -35,7 +35,8 @@ from ..engine.inputs import (
     as_peers_call, check_operands, index_tensors, read_labels, tangent, unit_operands)
 from ..engine.memory import gradient_by_blocks
 from ..engine.operator import KnownGradient
-from ..weighting import PairLoss, generators_of, generators_of_device, parts_of, printed
+from ..engine.parts import generators_of, generators_of_device, parts_of, printed
+from ..weighting import PairLoss
 
 # %% ../../nbs/54_training.distribution.ipynb #cc7f6b6e
 def deal(

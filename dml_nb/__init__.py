@@ -48,11 +48,12 @@ Modules:
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 - `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 - `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
-- `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and their relatives: their values and their pair weights.
+- `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and SigLIP: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
 - `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes.
+- `dml_nb.losses.margins`: Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
 - `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss, which the DRO paper compares with.
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
 - `dml_nb.losses.neighbours`: One positive against all negatives, and all positives against all.

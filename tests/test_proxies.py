@@ -17,7 +17,7 @@ from dml_nb.experiments import Recipe, run
 from dml_nb.experiments.recipe import make_loss
 from dml_nb.data import load_data, split_by_class, split_by_image
 from dml_nb.training import distributed, metric_dataloaders, metric_learner
-from dml_nb.losses import contrastive, proxies
+from dml_nb.losses import margins, proxies
 from dml_nb.losses.multisimilarity import MultiSimilarity
 from dml_nb.training import Checkpoints, CrossBatchMemory
 from dml_nb.training.recovery import finished_folders
@@ -265,14 +265,14 @@ def test_boundaries_are_learnt_for_classes_of_any_number():
 def test_boundaries_in_blocks_are_not_made_at_once():
     loss, sizes = losses.MarginLoss(classes=3, block=4), []
     z, labels = torch.randn(12, 8), torch.arange(12) % 4                # 3 is not known
-    charge = contrastive.charge
+    charge = margins.charge
 
     def watched(S, *args):
         sizes.append(len(S))
         return charge(S, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contrastive, 'charge', watched)
+        patch.setattr(margins, 'charge', watched)
         found = loss(z, labels)
     assert max(sizes) == 4 and found.isclose(losses.MarginLoss(classes=3)(z, labels))
 

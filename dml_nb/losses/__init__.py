@@ -4,12 +4,12 @@ from dml_nb.losses.adapted import (
     semi_matching_loss)
 from dml_nb.losses.angular import Angular, AngularNPairs
 from dml_nb.losses.concordance import CIT, c_index, concordance, generalization_bound
-from dml_nb.losses.contrastive import (
-    CentroidTriplet, Circle, InfoNCE, IntraPairVariance, MarginLoss, SigLIP, SupCon, TupletMargin)
+from dml_nb.losses.contrastive import Circle, InfoNCE, SigLIP, SupCon
 from dml_nb.losses.discrepancy import DCDL, ClassDiscrepancy
 from dml_nb.losses.dro import DRO, DROKL, DROKLGrouped, DROTopK, DROTopKPN
 from dml_nb.losses.histogram import Histogram
 from dml_nb.losses.lifted import LiftedStructure, LiftedStructureStar
+from dml_nb.losses.margins import CentroidTriplet, IntraPairVariance, MarginLoss, TupletMargin
 from dml_nb.losses.mining import DistanceWeighted, SemiHardPairs
 from dml_nb.losses.multisimilarity import MultiSimilarity, MultiSimilarityMiner
 from dml_nb.losses.neighbours import NCA, NPairs

@@ -22,13 +22,13 @@ from torch import nn
 from .adapted import AdaptedTriplet, SelectionBias
 from .angular import Angular, AngularNPairs
 from .concordance import CIT
-from .contrastive import (
-    CentroidTriplet, Circle, InfoNCE, IntraPairVariance, MarginLoss, SigLIP, SupCon, TupletMargin)
+from .contrastive import Circle, InfoNCE, SigLIP, SupCon
 from .discrepancy import DCDL, ClassDiscrepancy
 from .dro import (
     DRO, DROKL, ChiSquareBall, DROKLGrouped, DROTopK, DROTopKPN, MarginPair)
 from .histogram import Histogram
 from .lifted import LiftedStructure, LiftedStructureStar
+from .margins import CentroidTriplet, IntraPairVariance, MarginLoss, TupletMargin
 from .multisimilarity import MultiSimilarity
 from .neighbours import NCA, NPairs
 from .pairs import BinLifted, Binomial, Contrastive, EqualWeights

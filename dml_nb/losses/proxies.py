@@ -27,7 +27,7 @@ from torch.nn.functional import softplus
 
 from ..core import as_labels, check_embeddings, device_is_read, full_precision
 from ..core import meet_classes, places_of_classes, unit
-from .contrastive import root
+from .margins import root
 from ..support.validate import check_choice, check_number
 from ..engine.inputs import as_peers_call, demanding_term, label_batch, reader_of
 from ..engine.parts import settings

@@ -24,7 +24,7 @@ from ..core import inf
 from ..engine.scratch import Scratch
 from ..engine.tables import ListPairs, Pairs
 from ..support.validate import check_flag, check_number
-from .contrastive import distances
+from .margins import distances
 from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/24_losses.ranking.ipynb #77228a71

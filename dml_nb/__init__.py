@@ -51,6 +51,7 @@ Modules:
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and SigLIP: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
+- `dml_nb.losses.hardest`: BatchHard looks at the hardest positive and negative of each anchor, HAP2S at weighted means.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
 - `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes.
 - `dml_nb.losses.margins`: Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
@@ -60,6 +61,7 @@ Modules:
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.proxies`: Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
+- `dml_nb.losses.selections`: A selection names few of the triplets of a batch, for the loss here or that of another library.
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, exactly, for nine sets of weights.

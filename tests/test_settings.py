@@ -11,7 +11,7 @@ from dml_nb.losses.dro import (
     DRO, DROKL, BinomialPair, ChiSquareBall, ContrastivePair, DROKLGrouped, DROTopK, KLBall,
     KLPenalty, MarginPair, PhiBall, Simplex, TopK, Uniform)
 from dml_nb.losses.catalogue import LOSSES
-from dml_nb.losses.triplet import HAP2S
+from dml_nb.losses.hardest import HAP2S
 from dml_nb.transport import MMD, Wasserstein
 from dml_nb.weighting import PairLoss, Sum
 

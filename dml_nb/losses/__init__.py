@@ -7,6 +7,7 @@ from dml_nb.losses.concordance import CIT, c_index, concordance, generalization_
 from dml_nb.losses.contrastive import Circle, InfoNCE, SigLIP, SupCon
 from dml_nb.losses.discrepancy import DCDL, ClassDiscrepancy
 from dml_nb.losses.dro import DRO, DROKL, DROKLGrouped, DROTopK, DROTopKPN
+from dml_nb.losses.hardest import HAP2S, BatchHard
 from dml_nb.losses.histogram import Histogram
 from dml_nb.losses.lifted import LiftedStructure, LiftedStructureStar
 from dml_nb.losses.margins import CentroidTriplet, IntraPairVariance, MarginLoss, TupletMargin
@@ -18,9 +19,9 @@ from dml_nb.losses.proxies import (
     ArcFace, CosFace, NormalizedSoftmax, Proxies, ProxyAnchor, ProxyNCA, SoftTriple,
     SubCenterArcFace)
 from dml_nb.losses.ranking import FastAP, RankedList, RecallAtK, SmoothAP
+from dml_nb.losses.selections import HardTriplets, RandomTriplets, SemiHard
 from dml_nb.losses.structure import Graded, Levels, Shares
-from dml_nb.losses.triplet import (
-    HAP2S, BatchHard, HardTriplets, RandomTriplets, SemiHard, Triplet)
+from dml_nb.losses.triplet import Triplet
 
 __all__ = [
     'AdaptedTriplet', 'Angular', 'AngularNPairs', 'ArcFace', 'BatchHard', 'BinLifted',

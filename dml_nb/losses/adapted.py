@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ..core import as_labels, check_embeddings, full_precision, inf, plain, unit
 from ..support.validate import check_number, check_object
-from .triplet import Selection, SemiHard, Triplet, similarity_blocks
+from .selections import Selection, SemiHard, similarity_blocks
+from .triplet import Triplet
 from ..engine.inputs import check_operands
 from ..engine.parts import settings
 from ..weighting import PairLoss, Sum

@@ -26,6 +26,7 @@ from .contrastive import Circle, InfoNCE, SigLIP, SupCon
 from .discrepancy import DCDL, ClassDiscrepancy
 from .dro import (
     DRO, DROKL, ChiSquareBall, DROKLGrouped, DROTopK, DROTopKPN, MarginPair)
+from .hardest import HAP2S, BatchHard
 from .histogram import Histogram
 from .lifted import LiftedStructure, LiftedStructureStar
 from .margins import CentroidTriplet, IntraPairVariance, MarginLoss, TupletMargin
@@ -35,7 +36,8 @@ from .pairs import BinLifted, Binomial, Contrastive, EqualWeights
 from .proxies import (
     ArcFace, CosFace, NormalizedSoftmax, ProxyAnchor, ProxyNCA, SoftTriple, SubCenterArcFace)
 from .ranking import FastAP, RankedList, RecallAtK, SmoothAP
-from .triplet import HAP2S, BatchHard, HardTriplets, Triplet
+from .selections import HardTriplets
+from .triplet import Triplet
 from ..transport import MMD, Wasserstein
 from ..weighting import PairLoss, Sum
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..core import as_labels, check_embeddings, full_precision, inf, unit
 from ..support.validate import check_generator, check_number
-from .triplet import similarity_blocks
+from .selections import similarity_blocks
 from ..engine.inputs import check_operands
 from ..weighting import PairLoss, exp_
 

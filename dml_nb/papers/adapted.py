@@ -37,7 +37,7 @@ from ..experiments.statistics import interval
 from ..experiments.store import Shelf, kept_path, run_key
 from ..experiments.trial import fit
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
-from ..losses.triplet import HardTriplets, RandomTriplets, SemiHard
+from ..losses.selections import HardTriplets, RandomTriplets, SemiHard
 from .exhibits import (
     OWN_DATA, Claim, Exhibit, Setting, kept, pick, printed_rows, ready, why_untuned)
 from ..evaluation.retrieval import evaluate

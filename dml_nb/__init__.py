@@ -90,6 +90,7 @@ Modules:
 - `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them
 - `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected
 - `dml_nb.support.validate`: One form of message for every invalid argument
+- `dml_nb.training.batches`: Training batches hold P classes × M images, and retrieval is measured over the whole validation set
 - `dml_nb.training.bodies`: torchvision's SqueezeNet and ResNet, filled from a file without importing torchvision
 - `dml_nb.training.callbacks`: Any loss added to any Learner, and what it does to pairs, epoch by epoch.
 - `dml_nb.training.distribution`: One loss over the rows of all processes, with the exact gradient.
@@ -99,6 +100,7 @@ Modules:
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch
 - `dml_nb.training.networks`: Small networks, and those of torchvision and timm without their classifiers, with weights from files
+- `dml_nb.training.peers`: Their losses and miners on batches with unlabelled rows and any classes, and our losses in their trainers
 - `dml_nb.training.recovery`: A checkpoint every few steps, and after a kill the same weights as without it
 - `dml_nb.transport`: The cheapest way to move one set of points onto another, made smooth.
 - `dml_nb.weighting`: From a loss's value and pair weights to the gradient of the embeddings."""

@@ -51,7 +51,7 @@ from ..losses.catalogue import LOSSES, Entry, is_own
 from ..losses.dro import BinomialPair, MarginPair
 from ..training import callbacks, methods
 from ..training.networks import BODIES, SMALL, is_timm
-from ..training.learner import PeerLoss, needed
+from ..training.peers import PeerLoss, needed
 from ..training.memory import CrossBatchMemory
 from ..transport import MMD, SinkhornDivergence, Wasserstein
 

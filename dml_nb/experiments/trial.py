@@ -53,7 +53,8 @@ from dml_nb.experiments.store import (
     Shelf, device_name, named_body, named_images, own_device, read_run, recipe_body, run_key,
     run_path)
 from ..training.embedding import Pool
-from ..training.learner import ClassBatchDL, metric_learner
+from ..training.batches import ClassBatchDL
+from ..training.learner import metric_learner
 from ..training.memory import GradientCache, replace_next_call
 from ..training.recovery import Checkpoints
 

@@ -40,7 +40,8 @@ from ..data.images import ImageSet, class_count, is_sets
 from ..training.embedding import Embedder, create_embedder
 from ..training.features import load_embedder, save_embedder
 from ..training.networks import BODIES, SMALL, is_timm, local_weights
-from ..training.learner import groups_in, metric_dataloaders, metric_learner
+from ..training.batches import groups_in, metric_dataloaders
+from ..training.learner import metric_learner
 from ..losses.catalogue import LOSSES
 from ..losses.structure import Levels, Shares
 from ..training.recovery import Checkpoints, loss_text, remove_checkpoints

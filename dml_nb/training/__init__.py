@@ -4,7 +4,8 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'embedding': ['Embedder', 'create_embedder'],
     'features': ['Features', 'load_embedder', 'save_embedder'],
-    'learner': ['metric_dataloaders', 'metric_learner'],
+    'batches': ['metric_dataloaders'],
+    'learner': ['metric_learner'],
     'callbacks': ['LossCallback', 'PairStatistics'],
     'methods': [
         'AdaptedTripletCallback', 'CITCallback', 'DROCallback', 'DiscrepancyCallback',

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from ..support.storage import Store, hash_of, named, read_files, write_atomically
 from ..support.validate import check_flag, check_number
 from .distribution import as_one, gather_texts, place
-from .learner import ClassBatchDL
+from .batches import ClassBatchDL
 from ..engine.parts import generators_of, parts_of, printed
 
 # %% ../../nbs/55_training.recovery.ipynb #6c5c0cdf

@@ -261,6 +261,7 @@ class Claim:
     unit:str='points' # of the differences
     style:str='.1f' # of the numbers
     obstacle:str='' # why it cannot be tested here, whatever the settings
+    about:tuple=() # settings with the data that the sentence is about; others cannot refute it
 
     def settings(
         self,
@@ -287,11 +288,13 @@ class Claim:
             obstacle = '. '.join(f'{name}: {reason}' for name, reason in why.items())
         if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
             obstacle = f'of {len(settings)} settings only {len(counted)} can count'
+        restrictions = [each.restriction() for each in counted.values()]
+        if self.about and not set(self.about) & set(counted):
+            restrictions.append(f"only {', '.join(counted)} can count, and the sentence is about "
+                                'other data')
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
-            self.quantifier, obstacle,
-            '; '.join(dict.fromkeys(filter(None, (
-                each.restriction() for each in counted.values())))))
+            self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))))
 
 # %% ../../nbs/69_papers.exhibits.ipynb #e0a65fe3
 OWN_DATA = "it reports what the authors saw on their own data"

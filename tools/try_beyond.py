@@ -1,7 +1,7 @@
 """Try the learning rates just outside of those from which the papers' pages chose.
 
-    python tools/try_beyond.py             # all five
-    python tools/try_beyond.py 001 003     # some
+    python tools/try_beyond.py             # all four
+    python tools/try_beyond.py 000 003     # some
 
 A rate that is the highest or the lowest of those tried may not be the best. So each paper's file in
 `results/papers` gets, under `beyond`, what the rates next to it find on the same validation part.
@@ -15,21 +15,9 @@ import torch
 
 from dml_nb.experiments.sweeps import run_many
 from dml_nb.experiments.store import cache_folder
-from dml_nb.papers import adapted, concordance, discrepancy, dro, multisimilarity
+from dml_nb.papers import adapted, concordance, discrepancy, dro
 from dml_nb.support.results import origin
 from dml_nb.support.storage import json_bytes, write_atomically
-
-
-def of_multisimilarity(folder):
-    "On Omniglot a rate above the two that were tried."
-    data = multisimilarity.DRAWINGS
-    methods = [name for name in multisimilarity.METHODS if name != 'MS mining']
-    recipes = {
-        (method, options['beta']): multisimilarity.make_recipe(
-            data, method, 1e-2, options, part='valid')
-        for method in methods for options in multisimilarity.SHARPNESS}
-    for (method, beta), result in trained(recipes, folder):
-        yield dict(data=data, method=method, lr=1e-2, beta=beta, value=result['trained']['map@r'])
 
 
 def of_adapted(folder):
@@ -140,15 +128,14 @@ def facts_of_discrepancy():
     return dict(inputs=found)
 
 
-OF = {'000': of_dro, '001': of_multisimilarity, '002': of_discrepancy, '003': of_adapted,
-      '004': of_concordance}
+OF = {'000': of_dro, '002': of_discrepancy, '003': of_adapted, '004': of_concordance}
 
 FACTS = {'000': facts_of_dro, '002': facts_of_discrepancy, '003': facts_of_adapted}
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-    parser.add_argument('papers', nargs='*', default=[*OF], help='numbers, as 001; all if none')
+    parser.add_argument('papers', nargs='*', default=[*OF], help='numbers, as 003; all if none')
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for paper in chosen.papers:

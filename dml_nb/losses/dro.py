@@ -25,7 +25,7 @@ from torch.nn.functional import softplus, threshold
 
 from ..support.validate import (
     check_choice, check_flag, check_generator, check_number, check_object)
-from .mining import uniform_numbers
+from .mining import DistanceWeighted, SemiHardPairs, uniform_numbers  # found here, too
 from .uncertainty import (
     ChiSquareBall, KLBall, KLPenalty, Named, PhiBall, Simplex, TopK, TopKPN, UncertaintySet,
     Uniform, VariancePenalty, bounded)

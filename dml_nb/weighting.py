@@ -146,7 +146,7 @@ def forward(
     self_index=None, # (B,) column of each anchor among the references, -1 for none
     tuples=None, # (a, p, n) or (a1, p, a2, n): only these triplets or pairs
 ) -> Tensor: # the loss, a scalar in at least float32
-    """The loss (Eq. 1), differentiable once. Index tuples may also stand third, where
+    """The loss, differentiable once. Index tuples may also stand third, where
     pytorch-metric-learning's trainers put them. Raises TypeError or ValueError for an invalid
     batch."""
     return self.of_batch(*check_operands(self, z, labels, ref, ref_labels, self_index, tuples))
@@ -170,7 +170,7 @@ def pair_weights(
     z:Tensor, # (B, D)
     labels=None, ref:Tensor=None, ref_labels=None, self_index=None, tuples=None, # as for the loss
 ) -> Tensor: # (B, R) W = ∂L/∂S: below 0 pulls together, above 0 pushes apart
-    "The signed weights of all pairs (Eq. 3). Raises as the loss does."
+    "The signed weights of all pairs (Eq. 2). Raises as the loss does."
     z, ref, batch = check_operands(self, z, labels, ref, ref_labels, self_index, tuples)
     with torch.no_grad(), full_precision(z.device):
         (x, _), (r, _) = unit_operands(self, z, ref)

@@ -65,12 +65,12 @@ Modules:
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, exactly, for nine sets of weights.
-- `dml_nb.papers.adapted`: The claims of Yu et al. 2018, put to the test on small data.
-- `dml_nb.papers.concordance`: The claims of the 2023 paper on concordance, put to the test on small data.
-- `dml_nb.papers.discrepancy`: The claims of Roy et al. 2022, put to the test on small data.
-- `dml_nb.papers.dro`: The claims of Qi et al. 2020, put to the test on small data.
+- `dml_nb.papers.adapted`: The recipes and the tests of claims behind the trial of Yu et al. 2018.
+- `dml_nb.papers.concordance`: The recipes and the tests of claims behind the trial of the 2023 paper on concordance.
+- `dml_nb.papers.discrepancy`: The recipes and the tests of claims behind the trial of Roy et al. 2022.
+- `dml_nb.papers.dro`: The recipes and the tests of claims behind the trial of Qi et al. 2020.
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
-- `dml_nb.papers.multisimilarity`: The claims of Wang et al. 2019, put to the test on small data.
+- `dml_nb.papers.multisimilarity`: The recipes and the tests of claims behind the trial of Wang et al. 2019.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line
 - `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives

@@ -1,13 +1,9 @@
-"""The claims of Yu et al. 2018, put to the test on small data.
+"""The recipes and the tests of claims behind the trial of Yu et al. 2018.
 
-The adapted triplet paper names a problem that every miner of hard triplets has: whoever selects
-triplets also selects images, so that a network learns from other data than it was given. Its
-remedy is small and needs no further labels: match the class means of the selected images with
-those of the whole batch, by one term beside the triplet loss, which may also use images without
-labels. B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, [*Correcting the Triplet Selection Bias for
-Triplet Loss*][ecva], ECCV 2018, pages 71-87; derived and proved on
-[the page of its loss](20_losses.adapted.ipynb). Here its tables and figures (`EXHIBITS`) are
-measured, and its claims (`CLAIMS`) judged.
+What the paper prints, what is run for each of its tables and figures, the claims with their tests,
+and the study that wrote the results. The [verdicts](73_trial.adapted.ipynb) are on a page of their
+own. B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, [*Correcting the Triplet Selection Bias for Triplet
+Loss*][ecva], ECCV 2018, pages 71-87.
 
 [ecva]: https://www.ecva.net/papers/eccv_2018/papers_ECCV/html/Baosheng_Yu_Correcting_the_Triplet_ECCV_2018_paper.php
 

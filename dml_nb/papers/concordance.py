@@ -1,13 +1,10 @@
-"""The claims of the 2023 paper on concordance, put to the test on small data.
+"""The recipes and the tests of claims behind the trial of the 2023 paper on concordance.
 
-The CIT paper (CIT is its concordance-induced triplet loss) sees that retrieval needs the right
-*order* of similarities and nothing else, and trains large networks for re-identification,
-retrieval and faces with a triplet loss that says just this: no margin, a bounded exponential
-penalty on each wrongly ordered triplet. A second term, a partial likelihood of all three sides, can
-be mixed in to speed training up. Anonymous authors,
-[*Triplet Similarity Learning on Concordance
+What the paper prints, what is run for each of its tables and figures, the claims with their tests,
+and the study that wrote the results. The [verdicts](74_trial.concordance.ipynb) are on a page of
+their own. Anonymous authors, [*Triplet Similarity Learning on Concordance
 Constraint*](81_bibliography.ipynb#anonymous-2023), submitted to ICLR 2023
-([openreview.net](https://openreview.net/forum?id=N8N2VMkWdVf); read in its double-blind version).
+([openreview.net](https://openreview.net/forum?id=N8N2VMkWdVf)).
 
 Docs: https://dml-nb.github.io/dml_nb/papers.concordance.html.md"""
 

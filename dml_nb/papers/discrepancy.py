@@ -1,15 +1,9 @@
-"""The claims of Roy et al. 2022, put to the test on small data.
+"""The recipes and the tests of claims behind the trial of Roy et al. 2022.
 
-The DCDL paper shows how whole classes can be compared in a batch, beside any loss of pairs or
-triplets: the images of a class are one cloud of points, all other images another one, and the
-cost of moving the one onto the other, by optimal transport or by a kernel, is made large. The
-term needs nothing but the similarities that the batch has already, and the paper reports that
-the transport form raises the accuracy of four known losses in every cell of its tables on CIFAR
-and STL, with clean and with wrong labels. S. K. Roy, Y. Han, M. Harandi and L. Petersson,
-*Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022,
-[arXiv:2209.06469](https://arxiv.org/abs/2209.06469); formulas and proofs are on the pages on
-[transport](21_transport.ipynb), [class-wise discrepancy](22_losses.discrepancy.ipynb) and [label
-noise](37_data.noise.ipynb).
+What the paper prints, what is run for each of its tables and figures, the claims with their tests,
+and the study that wrote the results. The [verdicts](72_trial.discrepancy.ipynb) are on a page of
+their own. S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
+Sinkhorn Divergences*, 2022, [arXiv:2209.06469](https://arxiv.org/abs/2209.06469).
 
 Docs: https://dml-nb.github.io/dml_nb/papers.discrepancy.html.md"""
 

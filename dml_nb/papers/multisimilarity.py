@@ -1,16 +1,10 @@
-"""The claims of Wang et al. 2019, put to the test on small data.
+"""The recipes and the tests of claims behind the trial of Wang et al. 2019.
 
-The multi-similarity paper writes every loss on pairs as one weight for each pair, names three
-reasons for a weight (the pair's own similarity, its similarity beside the positives', and beside
-the other negatives'), and builds a loss that heeds all three, the first one as far as its authors
-know. It mines pairs by the second and weights them by the first and the third. With it the authors
-led three of four retrieval benchmarks with a single network, ahead of ensembles, and came second on
-the fourth.
-
-X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
-*[Multi-Similarity Loss with General Pair Weighting for Deep Metric
-Learning](https://arxiv.org/abs/1904.06627)*, CVPR 2019, pages 5022-5030
-([bibliography](81_bibliography.ipynb#wang-2019)). "S" is its supplement.
+What the paper prints, what is run for each of its tables and figures, the claims with their tests,
+and the study that wrote the results. The [verdicts](71_trial.multisimilarity.ipynb) are on a page
+of their own. X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, [*Multi-Similarity Loss with
+General Pair Weighting for Deep Metric Learning*](81_bibliography.ipynb#wang-2019), CVPR 2019,
+[arXiv:1904.06627](https://arxiv.org/abs/1904.06627).
 
 Docs: https://dml-nb.github.io/dml_nb/papers.multisimilarity.html.md"""
 
@@ -393,8 +387,8 @@ def s_section4(scale, folder) -> list: # rows
 # %% ../../nbs/71_papers.multisimilarity.ipynb #8b4bde20
 FROZEN_BODY = 'SqueezeNet 1.1 is frozen and a linear head trained for 200 steps'
 ON_BIRDS_AND_CARS = f'CUB-50 and the training half of Cars196 stand in; {FROZEN_BODY}'
-WITH_A_BODY = (f'CUB-50 stands in; {FROZEN_BODY}; the training half of Cars196 stands in, where its '
-               'last four modules are trained, too')
+WITH_A_BODY = (f'CUB-50 stands in; {FROZEN_BODY}; the training half of Cars196 stands in, where '
+               'its last four modules are trained, too')
 ON_DRAWINGS = ('Omniglot at 14 pixels, trained from scratch for 160 steps, stands in for Stanford '
                'Online Products')
 EXHIBITS = [

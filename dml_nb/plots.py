@@ -68,12 +68,16 @@ def style(**changes):
         plt.rcParams.update(outside)
 
 # %% ../nbs/08_plots.ipynb #3bad76d2
+COLUMN = 750                                        # width of a page's text in pixels
+
+
 def small_png(
     fig:Figure,
+    dpi:float=100, # pixels per inch
 ) -> bytes: # of a PNG file
-    "A small file: one pixel per dot and at most 256 colours, chosen to cover the range."
+    "A small file: at most 256 colours, chosen to cover the range."
     raw, small = BytesIO(), BytesIO()
-    fig.savefig(raw, format='png', bbox_inches='tight', dpi=100)
+    fig.savefig(raw, format='png', bbox_inches='tight', dpi=dpi)
     image = Image.open(raw).convert('RGB')
     covering = Image.Quantize.MAXCOVERAGE           # else the ends of a colour map become grey
     few = image.quantize(256, method=covering, kmeans=4, dither=Image.Dither.NONE)
@@ -81,8 +85,19 @@ def small_png(
     return small.getvalue()
 
 
+def sharp_png(
+    fig:Figure,
+) -> tuple: # a PNG file, and the width and height to show it at
+    "Two pixels for each one of the page, for screens that have them; pages shrink wide figures."
+    file = small_png(fig, dpi=200)
+    width, height = (size // 2 for size in Image.open(BytesIO(file)).size)
+    if width > COLUMN:
+        file = small_png(fig, dpi=200 * COLUMN / width)
+    return file, dict(width=width, height=height)
+
+
 def page_style():
-    "Set the style for a whole notebook, and show pictures by `small_png`."
+    "Set the style for a whole notebook, and show pictures by `sharp_png`."
     plt.rcParams.update(STYLE)
     try:
         shell = get_ipython()                        # a name that notebooks have
@@ -91,7 +106,7 @@ def page_style():
     formatters = shell.display_formatter.formatters
     for kind in formatters:
         formatters[kind].pop(Figure, None)
-    formatters['image/png'].for_type(Figure, small_png)
+    formatters['image/png'].for_type(Figure, sharp_png)
 
 
 def new_axes(

@@ -400,10 +400,19 @@ def test_labels_of_measurements_can_be_read(stem):
     page = root/'nbs'/f'{stem}.ipynb'
     sizes = re.findall(r'(?:font|label)size=([\d.]+)', page.read_text(encoding='utf-8'))
     assert sizes and min(map(float, sizes)) >= 9
-    pictures = [output['data']['image/png'] for *_, outputs in code_cells(page)
-                for output in outputs if 'image/png' in output.get('data', {})]
-    widths = [Image.open(BytesIO(b64decode(picture))).width for picture in pictures]
+    widths = [output['metadata']['image/png']['width'] for *_, outputs in code_cells(page)
+              for output in outputs if 'image/png' in output.get('data', {})]
     assert widths and max(widths) <= 800
+
+
+@each_page
+def test_figures_have_two_pixels_for_one(page):
+    "Or more; the column of a page has 750 pixels, and wider figures are shrunk to it"
+    for *_, outputs in code_cells(page):
+        for output in outputs:
+            if shown := output.get('metadata', {}).get('image/png'):
+                pixels = Image.open(BytesIO(b64decode(output['data']['image/png']))).width
+                assert pixels >= 2 * min(shown['width'], 750) - 15
 
 
 @pytest.mark.parametrize('page', [page for page in pages if 70 <= number(page) < 80],

@@ -94,7 +94,25 @@ def test_rates_of_table_1_are_chosen_on_validation_classes(name):
 
 @pytest.mark.parametrize('figure', adapted._TEN)
 def test_rates_and_weights_of_the_figures_are_chosen_on_validation_pictures(figure):
-    arms = [(0., 'sum', None), (2., 'sum', None)]
-    choosing = adapted._ten_tuning(figure, arms) + adapted._few_labels_tuning(figure)
+    choosing = adapted._ten_tuning(figure, adapted._SUM_ARMS) + adapted._few_labels_tuning(figure)
+    choosing += adapted._ten_tuning(figure, adapted._MEAN_ARMS)
+    choosing += adapted._few_mean_tuning(figure, [(.5, 0.), (.5, 2.)])
     assert {recipe.part for recipe in choosing} == {'valid'}
     assert not {recipe.seed for recipe in choosing} & set(range(100))
+
+
+def test_networks_from_nothing_have_ten_seeds():
+    arms = {}
+    for one in record_of('003')['ten']:
+        arm = tuple(one[key] for key in ('figure', 'lam', 'reduction', 'select', 'lam_u'))
+        arms.setdefault(arm, []).append(one['seed'])
+    assert all(seeds == list(adapted._TEN_SEEDS) for seeds in arms.values()) and len(arms) == 31
+
+
+@pytest.mark.parametrize('figure', adapted._TEN)
+def test_each_loss_with_the_mean_takes_its_own_best_rate(figure):
+    record = record_of('003')
+    lam, lam_u = (record['chosen'][figure][f'{name} of few labels, mean'] for name in ('λ', 'λ_u'))
+    arms = [adapted._arm(*arm) for arm in adapted._MEAN_ARMS]
+    for arm in [*arms, adapted._few_arm(lam, 0.), adapted._few_arm(lam, lam_u)]:
+        assert adapted._not_tuned(record, figure, arm) == '', arm

@@ -1,6 +1,7 @@
 """What the page of the CIT paper cannot test: its printed numbers and quotations against the paper's
 text, where that lies beside the data, and a recipe of the paper's scale on data in their layout."""
 import re
+from copy import deepcopy
 from dataclasses import asdict, replace
 
 import pytest
@@ -9,7 +10,8 @@ from papers import misquoted, needs_data, record_of, text_of
 
 from dml_nb.experiments import run
 from dml_nb.papers.concordance import (
-    CLAIMS, EXHIBITS, FROZEN, RIVALS, _best_rival, _ranked)
+    ALL_MARGINS, CLAIMS, EXHIBITS, IN_TABLE_3, RIVALS, THREE, TRAINED, _best_rival, _not_tuned,
+    _ranked)
 from dml_nb.papers.exhibits import differs, key_of
 
 
@@ -54,7 +56,7 @@ def test_every_exhibit_that_was_run_is_in_the_file(record):
 
 
 def test_file_holds_the_runs_of_the_recipes(record):
-    "Those of all exhibits and no others; on test classes ten seeds of each setting"
+    "Those of all exhibits and no others; ten seeds of each on test classes, five with a trained body"
     wanted = {}
     for exhibit in EXHIBITS:
         for recipe in exhibit.recipes('small') if exhibit.recipes else []:
@@ -63,8 +65,9 @@ def test_file_holds_the_runs_of_the_recipes(record):
     assert found == wanted
     assert record['cost']['trainings'] == sum(map(len, found.values()))
     for setting in record['settings']:
-        assert setting['recipe']['frozen']
-        assert len(setting['seeds']) == (2 if setting['recipe'].get('part') == 'valid' else 10)
+        assert setting['recipe'].get('frozen') or setting['recipe']['tail'] == 4
+        wanted = 2 if setting['recipe'].get('part') == 'valid' else 10
+        assert len(setting['seeds']) == (5 if setting['recipe'].get('tail') else wanted)
 
 
 @pytest.mark.long
@@ -87,16 +90,28 @@ def test_recipes_that_choose_see_no_test_class():
 
 def test_test_classes_choose_no_margin_and_no_rival(record):
     "Both stay where every score on them is turned round, and do not where those that choose are"
+    record = deepcopy(record)
     def chosen():
         return [(_best_rival(record, data), [_ranked(record, data, loss) for loss in RIVALS])
-                for data in FROZEN]
+                for data in THREE]
 
     before = chosen()
     for part, same in (('test', True), ('valid', False)):
         for setting in record['settings']:
             if setting['recipe'].get('part', 'test') == part:
                 setting['trained']['map'] = [-score for score in setting['trained']['map']]
+        for one in record['trained']['tries'] if part == 'valid' else []:
+            one['map'] *= -1
         assert (chosen() == before) == same
+
+
+def test_each_setting_has_its_own_best_rate_with_a_trained_body(record):
+    tried = {(one['loss'], one['value'], one.get('beside', False))
+             for one in record['trained']['tries']}
+    assert {(loss, value, False) for loss, value in ALL_MARGINS} < tried
+    assert all((('cit', value, True) in tried) for _, value in IN_TABLE_3)
+    for loss, value, beside in tried:
+        assert _not_tuned(record, TRAINED, loss, value, beside) == ''
 
 
 def test_paper_scale_runs_on_data_in_the_official_layout(tmp_path):

@@ -113,7 +113,7 @@ def operands(
     z, labels, # as `forward` takes them
     others:tuple, # ref, ref_labels, self_index, tuples
 ) -> tuple: # anchors, their classes, references, their classes
-    "The arguments of the loss within. Raises TypeError or ValueError for an invalid batch."
+    "The arguments of the inner loss. Raises TypeError or ValueError for an invalid batch."
     for name, given in zip(('ref', 'ref_labels', 'self_index', 'tuples'), others):
         if given is not None:
             raise ValueError(f'{name}: expected None, since items are compared with proxies '

@@ -448,7 +448,7 @@ def forward_together(loss, z, labels, ref, ref_labels, self_index, tuples):
 
 # %% ../../nbs/54_training.distribution.ipynb #b121c1ae
 class Distributed(nn.Module):
-    "A loss of the rows of all ranks; its settings are those of the loss within"
+    "A loss of the rows of all ranks; its settings are those of the inner loss"
     def __init__(self, loss):
         super().__init__()
         if not callable(loss) or isinstance(loss, type):

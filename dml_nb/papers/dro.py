@@ -95,7 +95,8 @@ RIVALS = {
 METHODS = RIVALS | VARIANTS
 LARGER = 560, 1600, 2400, 3160
 #: With a trained body every loss preferred the rate 3e-4 and the softer of its two settings. So four
-#: that are softer still, or lie between, are tried at this rate; the largest K takes all pairs.
+#: that are softer still, or lie between, are tried at this rate; the largest K takes all pairs, and of
+#: each kind (PN) all positive and half of the negative ones.
 SOFTER = {
     'MS': [dict(beta=beta) for beta in (5., 2., 7., 3.5)],
     'LS': [],

@@ -50,7 +50,6 @@ OTHER_RATES = {     # where a loss, with one value of its parameter or any, does
 #: Seeds that measure on frozen features, where more than the head is trained, and that choose.
 SEEDS, FEW_SEEDS, CHOOSING_SEEDS = list(range(1, 11)), [1, 2, 3], [101, 102]
 TAIL_SEEDS = [1, 2, 3, 4, 5]        # with a trained body
-BESIDE_RATES = {1.: 3e-4, .5: 3e-4, .1: 3e-4}
 #: What is measured on test classes there: what the claims compare, and CIT at three γ.
 IN_TABLE_1 = [('triplet', 0.), ('triplet', .1), ('angular', 20.), ('angular', 40.),
               ('circle', .4), ('circle', .6)]
@@ -211,8 +210,7 @@ def _table3(scale) -> list:
             made += _beside(_base(data, scale), _seeds(scale))
     if scale == 'small':
         made += _recipes([(TRAINED, IN_TABLE_3)], [])(scale)
-        made += [replace(recipe, lr=BESIDE_RATES[recipe.options['gamma']])
-                 for recipe in _beside(_base(TRAINED), TAIL_SEEDS) if recipe.loss == 'cit']
+        made += [recipe for recipe in _beside(_base(TRAINED), TAIL_SEEDS) if recipe.loss == 'cit']
     return made
 
 
@@ -605,7 +603,7 @@ def _tried_rates(
 
 
 def _not_tuned(file, data, loss, value, beside=False) -> str: # '' if it is
-    used = BESIDE_RATES[value] if beside else _rate(data, loss, value)
+    used = RATES[data] if beside else _rate(data, loss, value)
     return why_untuned(_tried_rates(file, data, loss, value, beside), used)
 
 

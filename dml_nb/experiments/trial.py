@@ -329,7 +329,7 @@ def recipe_learner(
         body, weights = 'identity', None
     if recipe.tail:
         body, weights = copy.deepcopy(dls.train.dataset.tail), None
-        body.to(memory_format=torch.channels_last)          # faster on a CPU
+        body.to('cpu', memory_format=torch.channels_last)   # where the head is made; fast there
     learn = metric_learner(
         dls, body, loss, recipe.dim, weights=weights, seed=recipe.seed, cbs=cbs,
         embedder=dict(head=recipe.head, frozen_batch_norm=recipe.tail > 0),

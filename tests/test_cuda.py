@@ -156,3 +156,11 @@ def test_memory_follows_the_block():
     value_and_gradient(loss, z, labels)
     extra = torch.cuda.max_memory_allocated() - before
     assert extra < 16 * block * B * 4                   # a few matrices of one block, not of all
+
+
+def test_the_last_modules_train():
+    pytest.importorskip('faiss')
+    from dml_nb.experiments import Recipe, run
+    few = dict(classes=5, per_class=2, steps=2)
+    recipe = Recipe('n_pairs', data='glyphs', size=64, arch='squeezenet1_1', tail=2, dim=8, **few)
+    assert 0 < run(recipe, device='cuda')['trained']['recall@1'] <= 1

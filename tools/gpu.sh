@@ -12,12 +12,15 @@
 # scikit-learn, pandas, matplotlib and safetensors these twelve have to be carried, 3 MiB:
 #   fastcore pytorch-metric-learning, and for fastai: fastai fastprogress fasttransform
 #   fastdownload plum-dispatch beartype python-fasthtml starlette itsdangerous python-multipart
+#   For `omniglot` and for the test of a body whose last modules learn also faiss-cpu, 18 MiB.
 #   (pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl NAMES)
 #
 # Data: `finetune` and `omniglot` look in $DML_NB_DATA, else in the folder .data, and where there
 # is none they say so and train nothing. `python tools/finetune_squeezenet.py --pack .data` makes
-# that folder: cars196-train-crops 28.9 MiB, cub-50 8.7, omniglot 5.5, weights 2.8. With the 6.5 MiB
-# of this repository and the wheels that makes 55 MiB. Neither folder is to be committed.
+# that folder: cars196-train-crops 28.9 MiB, cub-50 8.7, omniglot 5.5, weights 2.8; with `--sets
+# cub-50` without the cars. The files of this repository are 20 MiB. Where 64 MiB can be carried,
+# all of it does not fit at once: carry the cars without faiss-cpu, for `finetune`, and the others
+# with it. Neither folder is to be committed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}

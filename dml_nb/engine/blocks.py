@@ -61,7 +61,8 @@ def gather_statistics(
 ) -> list: # the statistics of each term, None for one without passes
     "Make all passes that come before the weights."
     statistics = [None] * len(terms)
-    for turn in range(max([0] + [term.statistics_passes for _, term, _ in terms])):
+    passes = [term.statistics_passes for _, term, _ in terms]
+    for turn in range(max([0] + passes)):          # torch 2.11 compiles no max(…, default=0)
         active = [i for i, (_, term, _) in enumerate(terms) if turn < term.statistics_passes]
         gathered = {i: None for i in active}
         for S, pairs in blocks():

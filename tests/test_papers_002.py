@@ -34,13 +34,61 @@ def test_every_small_recipe_was_run_on_the_test_part_after_choosing_on_another()
     for exhibit in discrepancy.EXHIBITS:
         for recipe in discrepancy._small_recipes(exhibit):
             assert key_of(recipe) in runs, (exhibit.name, recipe)
-            assert recipe.part == 'test' and recipe.seed != discrepancy._CHOOSING_SEED
-    for data in discrepancy._BASES:
-        for local, term in discrepancy._methods(data):
-            tries = discrepancy._try_recipes(data, local, term, discrepancy._CHOSEN[data])
-            assert len({key_of(one) for one in tries}) == len(tries) > 1
-            assert all(one.part == 'valid' and one.seed == discrepancy._CHOOSING_SEED
-                       for one in tries)
+            assert recipe.part == 'test'
+            assert recipe.seed not in discrepancy._CHOOSING_SEEDS[recipe.data]
+    for (data, labels), chosen in discrepancy._CHOSEN.items():
+        methods = discrepancy._methods(data, labels)
+        assert set(chosen) == {discrepancy._method(*each) for each in methods}
+        for local, term in methods:
+            pair = chosen[discrepancy._method(local, term)]
+            tries = discrepancy._try_recipes(data, local, term, labels, *pair)
+            assert len({key_of(one) for one in tries}) == len(tries)
+            assert all(one.part == 'valid' for one in tries)
+            assert {one.seed for one in tries} == set(discrepancy._CHOOSING_SEEDS[data])
+
+
+def scored(best_rate, best_lam):
+    "A stand-in for training: the score falls with the distance from the best setting"
+    def train(recipes):
+        results = []
+        for recipe in recipes:
+            lam = sum(term['weight'] for term in recipe.plus)
+            score = -abs(np.log(recipe.lr / best_rate)) - abs(np.log((lam + .01) / (best_lam + .01)))
+            results.append(dict(trained=dict.fromkeys(('probe', 'recall@1'), score + recipe.seed)))
+        return results
+    return train
+
+
+def test_a_search_is_widened_until_the_best_setting_lies_inside():
+    rates, weights = discrepancy._RATES['digits'], discrepancy._WEIGHTS
+    for rate, lam in ((.1, 20.), (3e-4, .2), (.01, 2.)):
+        found = discrepancy._choose('digits', 'clean', scored(rate, lam))
+        assert discrepancy._best(found['Trip']) == (rate, 0)
+        assert discrepancy._best(found['Trip + L^W']) == (rate, lam)
+        assert max(each for _, each in found['Trip + L^W']) > lam
+        tried = {each for each, _ in found['Trip']}
+        assert set(rates) <= tried and min(tried) < rate < max(tried)
+    few = discrepancy._choose('cub-50', 'clean', scored(.1, 20.))
+    assert {len(of) for of in few.values()} == {2}
+    lowest = discrepancy._choose('digits', 'clean', scored(.01, 0.))['NP + L^L']
+    assert discrepancy._best(lowest) == (.01, .002) and len(lowest) == len(weights) + 1
+
+
+def test_of_equal_scores_the_smaller_setting_is_chosen():
+    assert discrepancy._best({(.1, 2.): 1., (.1, .2): 1., (.3, .1): 1., (.01, 0.): .9}) == (.1, .2)
+
+
+def test_a_setting_at_the_edge_of_what_was_tried_does_not_count():
+    "Neither a rate nor λ"
+    tries = [one for one in file['tries'] if (one['data'], one['labels']) == ('digits', 'clean')]
+    for method, other in (('NP', ''), ('NP + L^W', 'λ')):
+        local, _, term = method.partition(' + ')
+        rate, lam = discrepancy._CHOSEN['digits', 'clean'][method]
+        inside = [one for one in tries if one['method'] != method or not (
+            one['lam'] > lam if other else one['lr'] > rate)]
+        whole, cut = (discrepancy._not_tuned(dict(tries=each), 'digits', local, term)
+                      for each in (tries, inside))
+        assert whole == '' and f'best {other or "rate"} at the edge' == cut
 
 
 @pytest.mark.parametrize('labels, others', [

@@ -197,7 +197,7 @@ def _try_recipes(
 
 def _best(
     found:dict, # (learning rate, λ) -> score
-) -> tuple: # of ties the one with the smaller numbers
+) -> tuple: # of exactly equal scores the smaller setting
     return min(found, key=lambda pair: (-found[pair], pair))
 
 

@@ -18,6 +18,7 @@ import csv
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -285,7 +286,9 @@ class Claim:
         counted = {name: each for name, each in settings.items() if not why[name]}
         obstacle = self.obstacle
         if not counted and not obstacle:
-            obstacle = '. '.join(f'{name}: {reason}' for name, reason in why.items())
+            kinds = Counter(reason.partition(':')[0] for reason in why.values())
+            obstacle = 'no setting counts: ' + ', '.join(
+                f'{kind} ({n} of {len(why)})' for kind, n in kinds.items())
         if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
             obstacle = f'of {len(settings)} settings only {len(counted)} can count'
         restrictions = [each.restriction() for each in counted.values()]

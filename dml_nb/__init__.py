@@ -96,7 +96,7 @@ Modules:
 - `dml_nb.training.distribution`: One loss over the rows of all processes, with the exact gradient.
 - `dml_nb.training.embedding`: A body for features, a pooling, a head, and embeddings of length one
 - `dml_nb.training.features`: Outputs of frozen networks, computed once, and trained embedders, saved without code
-- `dml_nb.training.learner`: P × M batches in, unit embeddings out, retrieval measured over the whole validation set
+- `dml_nb.training.learner`: Train a network so that similar pictures get similar embeddings, and measure what a search finds.
 - `dml_nb.training.memory`: Past embeddings as references, batches larger than memory, and a temperature that is learned
 - `dml_nb.training.methods`: What each paper's method does to its pairs, epoch by epoch
 - `dml_nb.training.networks`: Small networks, and those of torchvision and timm without their classifiers, with weights from files

@@ -1,9 +1,11 @@
-"""P × M batches in, unit embeddings out, retrieval measured over the whole validation set
+"""Train a network so that similar pictures get similar embeddings, and measure what a search finds.
 
-`dls = metric_dataloaders(train, valid)` and `learn = metric_learner(dls, 'small_convnet',
-dim=64)` give a fastai `Learner` like any other: `fit_one_cycle`, `lr_find`, `validate`,
-`get_preds`, `export`, callbacks and mixed precision work as usual, on a GPU if there is one.
-Losses and miners of pytorch-metric-learning can replace ours. Four things are new:
+`metric_learner` makes a fastai `Learner` that trains a network for embeddings, and measures after
+each epoch what a search by these embeddings finds. First make the batches, with
+`dls = metric_dataloaders(train, valid)`, then `learn = metric_learner(dls, 'small_convnet',
+dim=64)`. `fit_one_cycle`, `lr_find`, `validate`, `get_preds`, `export`, callbacks and mixed
+precision work as in fastai, on a GPU if there is one. Losses and miners of pytorch-metric-learning
+can replace ours. Four things are new:
 
 - training batches hold P classes × M images;
 - the classes of the validation set need not occur in training;

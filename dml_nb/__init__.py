@@ -66,10 +66,11 @@ Modules:
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
 - `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, exactly, for nine sets of weights.
 - `dml_nb.papers.adapted`: The recipes and the tests of claims behind the trial of Yu et al. 2018.
+- `dml_nb.papers.claims`: What a paper says, which numbers decide it, and a rule that is fair to both sides.
 - `dml_nb.papers.concordance`: The recipes and the tests of claims behind the trial of the 2023 paper on concordance.
 - `dml_nb.papers.discrepancy`: The recipes and the tests of claims behind the trial of Roy et al. 2022.
 - `dml_nb.papers.dro`: The recipes and the tests of claims behind the trial of Qi et al. 2020.
-- `dml_nb.papers.exhibits`: A table of a paper that can be run again, and a claim that can fail.
+- `dml_nb.papers.exhibits`: A table of a paper that can be run again, and what it printed beside what is measured.
 - `dml_nb.papers.multisimilarity`: The recipes and the tests of claims behind the trial of Wang et al. 2019.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
 - `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line

@@ -35,8 +35,8 @@ from ..experiments.store import Shelf, kept_path, run_key
 from ..experiments.trial import fit
 from ..losses.adapted import excess, induced_counts, nearest_class_mean
 from ..losses.selections import HardTriplets, RandomTriplets, SemiHard
-from .exhibits import (
-    OWN_DATA, Claim, Exhibit, Setting, kept, pick, printed_rows, ready, why_untuned)
+from .claims import OWN_DATA, Claim, Setting, pick, why_untuned
+from .exhibits import Exhibit, kept, printed_rows, ready
 from ..evaluation.retrieval import evaluate
 from ..data.samplers import ClassBatchSampler
 

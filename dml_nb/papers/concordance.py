@@ -27,8 +27,8 @@ from ..experiments.statistics import interval
 from ..experiments.store import Shelf
 from ..experiments.trial import fit
 from ..losses.concordance import CIT, concordance, generalization_bound
-from .exhibits import (
-    OWN_DATA, Claim, Exhibit, Setting, key_of, printed_rows, ready, slim, why_untuned)
+from .claims import OWN_DATA, Claim, Setting, why_untuned
+from .exhibits import Exhibit, key_of, printed_rows, ready, slim
 
 # %% ../../nbs/74_papers.concordance.ipynb #3bd21d7d
 PRINTED = {name: printed_rows(f'concordance/{name}', 'loss network data') for name in (

@@ -31,9 +31,8 @@ from ..experiments.statistics import interval, paired_interval, welch
 from ..experiments.store import Shelf, kept_path, run_key, run_path
 from ..experiments.trial import kept_run
 from ..data.noise import asymmetric_noise, symmetric_noise
-from dml_nb.papers.exhibits import (
-    OWN_DATA, Claim, Exhibit, Setting, adding_up, by_recipe, kept, key_of, printed_rows, scores,
-    why_untuned)
+from .claims import OWN_DATA, Claim, Setting, why_untuned
+from .exhibits import Exhibit, adding_up, by_recipe, kept, key_of, printed_rows, scores
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #57c95ebc
 _LOCAL_NAMES = ['Trip', 'NP', 'Ang', 'Ang_NP']

@@ -28,8 +28,8 @@ from ..losses import (
     DRO, DROKL, DROTopK, DROTopKPN, DistanceWeighted, LiftedStructure, MultiSimilarity,
     SemiHardPairs)
 from ..losses.dro import MarginPair, Uniform
-from .exhibits import (
-    OWN_DATA, Claim, Exhibit, Setting, by_recipe, key_of, printed_rows, scores, why_untuned)
+from .claims import OWN_DATA, Claim, Setting, why_untuned
+from .exhibits import Exhibit, by_recipe, key_of, printed_rows, scores
 
 # %% ../../nbs/70_papers.dro.ipynb #b742fe7e
 RANKS = 1, 2, 4, 8, 16, 32

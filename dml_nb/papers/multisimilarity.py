@@ -28,8 +28,8 @@ from ..experiments.store import Shelf, kept_path, run_key
 from ..experiments.trial import fit
 from ..losses.catalogue import LOSSES
 from ..losses.multisimilarity import MultiSimilarityMiner, similarities_seen
-from .exhibits import (
-    OWN_DATA, Claim, Exhibit, Setting, by_recipe, kept, printed_rows, ready, scores, why_untuned)
+from .claims import OWN_DATA, Claim, Setting, why_untuned
+from .exhibits import Exhibit, by_recipe, kept, printed_rows, ready, scores
 
 # %% ../../nbs/71_papers.multisimilarity.ipynb #5769f870
 PAPER = '001'

@@ -18,13 +18,15 @@ def test_claims_are_quoted():
 
 
 def test_a_committed_cell_can_be_computed_again():
+    "Of three seeds two agree: another kind of processor sums in another order, which can part one"
     recipes = discrepancy._final('digits', 'Trip', 'L^W')
-    again = run(recipes[0], discrepancy._small_images('digits'), device='cpu')
+    images = discrepancy._small_images('digits')
+    again = [run(recipe, images, device='cpu')['trained'] for recipe in recipes[:3]]
     runs = by_recipe(file['runs'])
+    for key in ('probe', 'map@r'):
+        kept = scores(runs, recipes, key)
+        assert np.median([abs(one[key] - value) for one, value in zip(again, kept)]) < .001
     kept = scores(runs, recipes, 'probe')
-    assert abs(again['trained']['probe'] - kept[0]) < .005          # sums in another order
-    ranked = scores(runs, recipes, 'map@r')
-    assert abs(again['trained']['map@r'] - ranked[0]) < .006
     row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
     assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-3
 

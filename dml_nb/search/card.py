@@ -32,7 +32,7 @@ def draw_curves(
     "Loss by step, R@1 and MAP@R by epoch, as a picture. Raises `OSError` naming the file."
     from matplotlib.figure import Figure
 
-    from dml_nb.plots import BLUE, VERMILLION, curves, small_png, style
+    from dml_nb.plots import BLUE, VERMILLION, curves, sharp_png, style
     rows = [dict(record['before'], epoch=0), *record['curve']]
     best = record['best']
     with style():
@@ -48,7 +48,7 @@ def draw_curves(
         right.plot(best['epoch'], 100 * best['map@r'], 'o', ms=9, mfc='none', color=VERMILLION,
                    label=f"epoch {best['epoch']}, kept")
         right.legend()
-        write_atomically(path, small_png(fig))
+        write_atomically(path, sharp_png(fig)[0])
 
 # %% ../../nbs/58_search.card.ipynb #569a4196
 def as_text(

@@ -9,6 +9,7 @@ from papers import misquoted, record_of
 from dml_nb.experiments import Recipe, run
 from dml_nb.papers import discrepancy
 from dml_nb.papers.exhibits import by_recipe, find_exhibits, key_of, scores
+from dml_nb.support.results import origin
 
 file = record_of('002')
 
@@ -18,7 +19,7 @@ def test_claims_are_quoted():
 
 
 def test_a_committed_cell_can_be_computed_again():
-    "Of three seeds two agree: another kind of processor sums in another order, which can part one"
+    "On another kind of processor, which sums in another order, one seed of three may differ more"
     recipes = discrepancy._final('digits', 'Trip', 'L^W')
     images = discrepancy._small_images('digits')
     again = [run(recipe, images, device='cpu')['trained'] for recipe in recipes[:3]]
@@ -27,6 +28,9 @@ def test_a_committed_cell_can_be_computed_again():
         kept = scores(runs, recipes, key)
         assert np.median([abs(one[key] - value) for one, value in zip(again, kept)]) < .001
     kept = scores(runs, recipes, 'probe')
+    if origin()['machine']['cpu'] == file['machine']['cpu']:
+        assert abs(again[0]['probe'] - kept[0]) < .005              # sums in another order
+        assert abs(again[0]['map@r'] - scores(runs, recipes, 'map@r')[0]) < .006
     row, = [row for row in file['exhibits']['table4']['rows'] if row['method'] == 'Trip + L^W']
     assert abs(row['digits, clean'][0] - 100 * kept.mean()) < 1e-3
 

@@ -94,9 +94,9 @@ RIVALS = {
 }
 METHODS = RIVALS | VARIANTS
 LARGER = 560, 1600, 2400, 3160
-#: With a trained body every loss preferred the rate 3e-4 and the softer of its two settings. So four
-#: that are softer still, or lie between, are tried at this rate; the largest K takes all pairs, and of
-#: each kind (PN) all positive and half of the negative ones.
+#: With a trained body every loss preferred the rate 3e-4 and the softer of its two settings. So
+#: four that are softer still, or lie between, are tried at this rate; the largest K takes all
+#: pairs, and of each kind (PN) all positive and half of the negative ones.
 SOFTER = {
     'MS': [dict(beta=beta) for beta in (5., 2., 7., 3.5)],
     'LS': [],
@@ -154,7 +154,7 @@ RECOVERY = {
 }
 
 
-DRAWN = 'MS', 'LS', 'DRO-KL-G 1', 'DRO-KL-G 0.001' # the rows of table 4
+DRAWN = ['MS', 'LS', *(f'DRO-KL-G {gamma:g}' for gamma in GAMMAS)] # the rows of table 4
 DRAWN_RATES = 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1
 
 
@@ -228,7 +228,7 @@ CHOSEN = { # table and data -> place of the chosen try of each method, counted f
     ('table2', BIRDS): dict.fromkeys(RECOVERY, 1),
     ('table2', CARS): dict(zip(RECOVERY, (1, 0, 1, 1, 1, 1, 1, 0))),
     ('table2', TRAINED): dict(zip(RECOVERY, (2, 1, 1, 1, 1, 1, 2, 1))),
-    ('table4', GLYPHS): dict(zip(DRAWN, (3, 2, 3, 3))),
+    ('table4', GLYPHS): dict(zip(DRAWN, (3, 2, 3, 3, 3, 3))),
 }
 #: The variant with the best MAP@R on validation classes.
 PREFERRED = {BIRDS: 'DRO-TopK_M', CARS: 'DRO-TopK_M', TRAINED: 'DRO-TopK-PN_B',
@@ -439,6 +439,17 @@ def difference(
     return test
 
 
+def best_general(file):
+    "The γ that the validation classes prefer, less multi-similarity without mining."
+    found = {}
+    for exhibit in ('table2', 'table4'):
+        for data in DATA[exhibit]:
+            score = {row: max(tried_rates(file, exhibit, data, row).values())
+                     for row in (f'DRO-KL-G {gamma:g}' for gamma in GAMMAS)}
+            found[NAMES[data]] = between(file, exhibit, data, max(score, key=score.get), 'MS')
+    return found
+
+
 def same_gradient(file):
     "Relative difference of the gradients by similarities, on ten batches of random unit vectors."
     losses = [recipe_loss(Recipe(*RECOVERY[row])) for row in ('LS', 'DRO-KL-G 1, m = 1.6')]
@@ -582,8 +593,8 @@ CLAIMS = [
           place='section 4.2.1', test=difference('DRO-KL-G 0.001', 'DRO-KL-G 1'),
           asks='γ = 0.001 less γ = 1, so that γ alone differs'),
     claim(text='our *generalized LS loss* outperforms MS loss', place='section 4.2.1',
-          errata=('A16',), test=difference('DRO-KL-G 0.001', 'MS'),
-          asks='γ = 0.001 less MS without mining'),
+          errata=('A16',), test=best_general,
+          asks='the γ that validation prefers less MS without mining'),
     claim(text='the performance of the ordinary LS loss is inferior to that of MS loss',
           place='section 4.2.1', errata=('A16',), test=difference('MS', 'LS'),
           asks='MS without mining less LS'),

@@ -3,10 +3,10 @@
 A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
 The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
 concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
-here, exactly, without listing them. Source: anonymous authors, *Triplet Similarity Learning on
-Concordance Constraint*, under review, eqs. 3 to 18. After this page you can derive
-the loss's weights, measure the order of a batch, or of a whole gallery with an interval, and
-tell which of the paper's bounds hold.
+here, exactly, without listing them. The source is *Triplet Similarity Learning on Concordance
+Constraint* by anonymous authors, under review, equations 3 to 18. After this page you can derive
+the loss's weights, measure the order of a batch, or of a whole gallery with an interval, and bound
+the loss of new images.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.concordance.html.md"""
 

@@ -335,8 +335,8 @@ LOSSES.update(
 # %% ../../nbs/28_losses.catalogue.ipynb #34cdf0ed
 LOSSES.update(
     proxy_nca=Entry(ProxyNCA, r'$-\log\mathrm{softmax}_c(2S)_y$', 'softmax',
-        '*Does not see:* the other images of the batch, as all that follow but the last: it '
-        'sees proxies alone.'),
+        '*Sees* only proxies, not the other images of the batch. The same is true of all that '
+        'follow, but the last.'),
     normalized_softmax=Entry(
         NormalizedSoftmax,
         r'$-\log\mathrm{softmax}_c(S/\tau)_y$',

@@ -2,12 +2,12 @@
 
 These losses look at one triplet for each anchor. `BatchHard` takes the least similar positive and
 the most similar negative. `HAP2S` takes weighted means of all positives and of all negatives in
-their place, so that no single pair decides. A. Hermans, L. Beyer and B. Leibe, *In Defense of the
-Triplet Loss for Person Re-Identification*, 2017; R. Yu, Z. Dou, S. Bai, Z. Zhang, Y. Xu and X.
-Bai, *Hard-Aware Point-to-Set Deep Metric for Person Re-identification*, ECCV 2018; both as Q. Qi,
-Y. Yan, Z. Wu, X. Wang and T. Yang print them in *A Simple and Effective Framework for Pairwise
-Deep Metric Learning*, ECCV 2020, equations 28 to 31. After this page you can prove the weights of
-both, and choose between a hard extreme and a soft one.
+their place, so that no single pair decides. The first is by A. Hermans, L. Beyer and B. Leibe, *In
+Defense of the Triplet Loss for Person Re-Identification*, 2017; the second by R. Yu, Z. Dou, S.
+Bai, Z. Zhang, Y. Xu and X. Bai, *Hard-Aware Point-to-Set Deep Metric for Person Re-identification*,
+ECCV 2018. We use both as Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang print them in *A Simple and
+Effective Framework for Pairwise Deep Metric Learning*, ECCV 2020, equations 28 to 31. After this
+page you can prove the weights of both, and choose between a hard extreme and a soft one.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.hardest.html.md"""
 

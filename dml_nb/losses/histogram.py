@@ -1,10 +1,10 @@
 """A loss without a margin: how likely is a negative pair above a positive one?
 
 The histogram loss estimates the distribution of the similarities of positive pairs and that of
-negative pairs, and charges the probability that the wrong one wins. E. Ustinova and V.
-Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016, as stated and weighted in
-the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations 3 to 9.
+negative pairs, and charges the probability that the wrong one wins. The loss is by E. Ustinova and
+V. Lempitsky, *Learning Deep Embeddings with Histogram Loss*, NIPS 2016. Its formula and weights are
+those of the supplement of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity
+Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations 3 to 9.
 After this page you can say why a pair's weight is the height of the *other* side's histogram,
 prove it, and compute both histograms and all weights in two passes over the pairs.
 

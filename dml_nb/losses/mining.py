@@ -2,10 +2,10 @@
 
 A miner drops pairs before the loss sees them. Semi-hard mining keeps the negatives in a band below
 the threshold of the loss. Distance-weighted sampling draws them inversely to how common their
-distance is, so that rare near ones are not lost among the others. Q. Qi, Y. Yan, Z. Wu, X. Wang
-and T. Yang, *A Simple and Effective Framework for Pairwise Deep Metric Learning*, ECCV 2020,
-section 4.2.2; C.-Y. Wu, R. Manmatha, A. J. Smola and P. Krähenbühl, *Sampling Matters in Deep
-Embedding Learning*, ICCV 2017.
+distance is, so that rare near ones are not lost among the others. The first is described by Q. Qi,
+Y. Yan, Z. Wu, X. Wang and T. Yang, *A Simple and Effective Framework for Pairwise Deep Metric
+Learning*, ECCV 2020, section 4.2.2; the second by C.-Y. Wu, R. Manmatha, A. J. Smola and P.
+Krähenbühl, *Sampling Matters in Deep Embedding Learning*, ICCV 2017.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.mining.html.md"""
 

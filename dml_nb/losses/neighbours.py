@@ -1,4 +1,4 @@
-"""One positive against all negatives, and all positives against all.
+"""N-pairs sets one positive against all negatives, NCA all positives together.
 
 N-pairs requires every positive to beat all negatives at once. NCA (neighbourhood component
 analysis) requires a random neighbour, drawn by softmax, to have the right class. Both are one

@@ -1,4 +1,4 @@
-"""Bad input, half precision, blocks, copies, compilation and settings, checked in one line
+"""Bad input, half precision, blocks, copies, compilation and settings, checked in one line.
 
 `check_behaviour` checks what all losses have in common: bad input, half precision, compilation,
 settings that take effect. The functions beside it check one property each, and can be called alone.

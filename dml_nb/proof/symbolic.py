@@ -1,4 +1,4 @@
-"""From symbols to numbers: what sympy proves, and a working loss that it derives
+"""From symbols to numbers: what sympy proves, and a working loss that it derives.
 
 `from_sympy` makes a loss from its formula: sympy derives the weights. (`from_function` makes one
 from a function in PyTorch.) `anchor_weights` evaluates a formula and its derivatives, which ties a

@@ -1,4 +1,4 @@
-"""Numbers with the machine, the versions and the code that produced them
+"""Numbers with the machine, the versions and the code that produced them.
 
 `write_json` writes measured numbers to `results/`, with where they come from. `write_bench` writes
 times to the file of their machine. `measurement` marks a cell of a page that measures, and

@@ -1,4 +1,4 @@
-"""A file is complete or absent, a folder has one writer, and damage is detected
+"""A file is complete or absent, a folder has one writer, and damage is detected.
 
 What this package writes survives a crash, a full disk and a second process. `write_atomically`
 writes one file, `one_writer` keeps other processes out of a folder, and a `Store` keeps several

@@ -1,12 +1,12 @@
 r"""Exact rank measures, computed in blocks, with ties counted against the model.
 
-An embedding is good if the right items come first. `evaluate(z, labels)` ranks, for every row
-of `z`, all other rows by cosine similarity. It reports the usual measures: Recall\@K, CMC,
-precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. They are exact. Only blocks of the embeddings and
-of their similarities are held in memory, so the embeddings may lie on a disk. `evaluate(z,
-labels, gallery, gallery_labels, cameras, gallery_cameras)` searches a gallery instead, and applies the
-re-identification rule if cameras are given. The report is a dictionary with methods for further
-questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
+An embedding is good if the right items come first. `evaluate(z, labels)` ranks, for every row of
+`z`, all other rows by cosine similarity. It reports the usual measures: Recall\@K, CMC,
+precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. They are exact. Only blocks of the embeddings
+and of their similarities are held in memory, so the embeddings may lie on a disk. `evaluate(z,
+labels, gallery, gallery_labels, cameras, gallery_cameras)` searches a gallery instead, and applies
+the re-identification rule if cameras are given. The report is a dictionary with methods for
+further questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
 `paired(report_a, report_b, 'map@r')` says whether one embedding is better than another.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.retrieval.html.md"""

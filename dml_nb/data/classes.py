@@ -1,4 +1,4 @@
-"""One function decides the class of a picture in a folder or a zip, and counts merged folders
+"""One function decides the class of a picture in a folder or a zip, and warns of merged folders
 
 People sort pictures into folders, and the folder of a picture gives its class. Training,
 evaluation, an index and a comparison all call `class_of`, so that the same picture has the same

@@ -1,12 +1,11 @@
 """Beyond ranking: clusters, spectral variance, probes and few-shot accuracy.
 
 Ranking is not the only use of an embedding. `clustering_scores(z, labels)` measures whether
-k-means finds the classes (NMI, AMI, ARI, pairwise F1). `spectral_variance(z)` measures how evenly the
-directions of the space are used. `linear_probe` and `nearest_class_mean` measure a simple
-classifier on top of the embedding, and `few_shot(z, labels)` one that has seen one or five examples of
-each new class. `cluster` and `representatives` need no labels: they give an
-overview of a set of images. Labels are integers of any kind (−1 leaves an
-item out) or strings.
+k-means finds the classes (NMI, AMI, ARI, pairwise F1). `spectral_variance(z)` measures how evenly
+the directions of the space are used. `linear_probe` and `nearest_class_mean` measure a simple
+classifier on top of the embedding, and `few_shot(z, labels)` measures one that has seen only one
+or five examples of each new class. `cluster` and `representatives` need no labels: they give an
+overview of a set of images. Labels are integers of any kind (−1 leaves an item out) or strings.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.clustering.html.md"""
 
@@ -244,8 +243,8 @@ def linear_probe(
     seed:int=0, # of the training items that choose the penalty
 ) -> float: # share of correct answers
     """Accuracy of a linear classifier trained on `train_z` (Roy et al. 2022). Items of a class
-    without a training item count as wrong. Raises ValueError for fewer than two training classes, TypeError
-    or ValueError for invalid embeddings or labels."""
+    without a training item count as wrong. Raises ValueError for fewer than two training
+    classes, TypeError or ValueError for invalid embeddings or labels."""
     check_number('seed', seed, lo=0, integer=True)
     names = ('train_z', 'train_labels')
     train_x, train_classes, train_codes = _labelled(train_z, train_labels, None, names)

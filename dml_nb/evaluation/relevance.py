@@ -1,7 +1,7 @@
 r"""Measures for rankings in which items share labels or are relevant by degrees.
 
 For `evaluate`, two items are of one class or not. Here a function says how relevant each item
-of the gallery is to a query: 1 if they share a label and 0 if they do not, or any number between.
+of the gallery is to a query: 1 if they share a label and 0 if they do not, or any number in between.
 `evaluate_relevance` gives the measures of `evaluate`, where items of a relevance above 0 are right, and
 two measures that use degrees. These are the normalised discounted cumulative gain, nDCG\@k, and the
 hierarchical average precision H-AP of E. Ramzi, N. Audebert, N. Thome, C. Rambour and X. Bitot,

@@ -287,7 +287,8 @@ def choose(
     if not groups:
         raise ValueError('results: expected at least one, got none')
     check_budgets(groups)
-    return {name: best_of(settings, key) | budget_of(settings) for name, settings in groups.items()}
+    return {name: best_of(settings, key) | budget_of(settings)
+            for name, settings in groups.items()}
 
 # %% ../../nbs/65_experiments.sweeps.ipynb #c298de82
 def check_choosing(recipe, result, key):

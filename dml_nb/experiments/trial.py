@@ -561,8 +561,8 @@ def run(
     """Trains a network by a recipe and measures it. The same recipe gives the same numbers
     on the same device, except `seconds`.
 
-    Raises `ValueError` for data that do not fit the recipe, and `FloatingPointError` for embeddings
-    that are not finite."""
+    Raises `ValueError` for data that do not fit the recipe, and `FloatingPointError` for
+    embeddings that are not finite."""
     shelf = Shelf(images)
     device = torch.device(device or own_device())
     result = run_on(recipe, shelf, device, progress, folder)

@@ -1,6 +1,6 @@
 """The device, random changes to pictures, frozen epochs, and a log.
 
-`train_embedder` ([two pages on](58_search.everyday.ipynb)) and `dml train` take four choices beside data,
+`train_embedder` ([its page](58_search.everyday.ipynb)) and `dml train` take four choices beside data,
 network and loss: `device`, `augment`, `freeze` and `log`. Each is checked before any picture is read.
 
 Docs: https://dml-nb.github.io/dml_nb/search.choices.html.md"""

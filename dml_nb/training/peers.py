@@ -1,9 +1,9 @@
 """Their losses and miners on batches with unlabelled rows and any classes, and our losses in their trainers
 
-Losses and miners of pytorch-metric-learning (K. Musgrave, S. Belongie and S.-N. Lim, 2020) in this
-package. `PeerLoss(loss, miner)` combines one of their miners with any loss, theirs or ours. It leaves
-out rows without a label, and gives the class weights of a loss to the classes of training. A
-`metric_learner` wraps their losses by itself.
+This page brings losses and miners of pytorch-metric-learning (K. Musgrave, S. Belongie and S.-N.
+Lim, 2020) into this package. `PeerLoss(loss, miner)` combines one of their miners with any loss,
+theirs or ours. It leaves out rows without a label, and assigns the class weights of a loss to the
+classes of training. A `metric_learner` wraps their losses by itself.
 
 Docs: https://dml-nb.github.io/dml_nb/training.peers.html.md"""
 
@@ -25,7 +25,7 @@ from ..weighting import PairLoss
 
 # %% ../../nbs/50_training.peers.ipynb #b8e67cc3
 class PeerLoss(nn.Module):
-    "A loss of pytorch-metric-learning, or any loss with a miner of it: (z, labels) -> scalar."
+    "A loss of pytorch-metric-learning, or any loss with one of its miners: (z, labels) -> scalar."
 
     def __init__(self,
         loss:nn.Module, # of theirs or of ours

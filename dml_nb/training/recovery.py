@@ -127,7 +127,7 @@ def set_loader_state(
     dl, # a fastai DataLoader
     state:dict, # from `loader_state`
 ):
-    "Let the next pass be the one of the state. Raises ValueError for a sampler of other images."
+    "Begin the next pass where the state was taken. Raises ValueError for other images."
     version, words, next_gauss = state['order']
     unsplit(dl).rng.setstate((version, tuple(words), next_gauss))
     if isinstance(dl, ClassBatchDL):

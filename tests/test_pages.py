@@ -2,10 +2,7 @@
 import ast
 import builtins
 import json
-import os
 import re
-import subprocess
-import sys
 from base64 import b64decode
 from functools import cache
 from io import BytesIO
@@ -246,15 +243,6 @@ def test_first_block_imports_what_it_uses(page):
     block = first_block(page)
     assert (block is None) == (page.stem in WITHOUT_CODE)
     assert not unknown_names(block or '')
-
-
-@pytest.mark.long
-@each_page
-def test_first_block_runs_as_it_stands(page, tmp_path):
-    command = [sys.executable, '-W', 'ignore', '-c', first_block(page) or '']
-    environment = os.environ | dict(MPLBACKEND='agg', PYTHONPATH=str(root))
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
 
 
 def folded(page):

@@ -1,5 +1,5 @@
-"""Each page as its reader runs it: Jupyter's "Run All" knows no flags, so every cell runs, without
-data, without a GPU, on one core.
+"""Each page as its reader runs it: first the block at its top alone, then all cells. Jupyter's "Run
+All" knows no flags, so every cell runs, without data, without a GPU, on one core.
 
 `pytest -m long tests/test_reader.py -rP | grep 'CPU seconds'` lists what each page takes."""
 import hashlib
@@ -9,16 +9,14 @@ import re
 import resource
 import shutil
 from difflib import unified_diff
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from test_pages import first_block, pages, root
 
-root = Path(__file__).resolve().parents[1]
-pages = sorted((root/'nbs').glob('*.ipynb'))
 LIMIT = 120     # CPU seconds: what a page takes of a reader's time if it has one core for itself
 HANGS = 900     # seconds by the clock of a single cell, on cores that others use too
 
@@ -91,12 +89,24 @@ def varies(cell):
     return re.search(r'^#\|\s*varies\b', cell.source, re.M) or 'DML_NB_DATA' in cell.source + said
 
 
+#: The first block by itself: in an empty folder and with names of its own, before anything else.
+FIRST = """import os, tempfile
+here = os.getcwd()
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    exec(compile({block!r}, 'the first block', 'exec'), dict(__name__='__main__'))
+    os.chdir(here)
+del os, tempfile, here, folder"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('page', pages, ids=lambda page: page.stem)
-def test_reader_runs_all(page, clone, environment):
+def test_reader_runs_first_block_and_all(page, clone, environment):
     notebook = nbformat.read(page, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == 'code']
     kept = [shown(cell) for cell in code]
+    first = FIRST.format(block=first_block(page) or '')
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     files, used_before = contents(clone), cpu_seconds()
     client = NotebookClient(notebook, timeout=HANGS, kernel_name='python3',
                             resources=dict(metadata=dict(path=str(clone/'nbs'))))

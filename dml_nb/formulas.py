@@ -1,8 +1,8 @@
 """Thresholds for pairs, fast exponentials, and the logarithm of a sum of them with its derivatives.
 
-In the formula of a loss an absent pair is infinite: +inf among the positives, -inf among the
-negatives. Two of these functions drop pairs by a threshold per row, and keep that convention. Two
-compute exponentials, of which half of the losses of this book are made. `dml_nb.weighting` has all
+In the formula of a loss an absent pair is infinite: +inf among the positives, −inf among the
+negatives. Two of these functions drop pairs by a threshold per row and keep that convention. The
+other two compute exponentials, which most losses of this book need. `dml_nb.weighting` exports all
 four too.
 
 Docs: https://dml-nb.github.io/dml_nb/formulas.html.md"""

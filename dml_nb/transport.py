@@ -7,7 +7,7 @@ domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` meas
 points. The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L.
 Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
 paper). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
-0.0025 when run literally, and replace its last hundred thousand sweeps by a few.
+0.0025 when run as printed, and replace its last hundred thousand sweeps by a few.
 
 Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
 
@@ -80,7 +80,7 @@ renew = 6           # sweeps of which one has its exponentials made anew: five s
 
 def solve(
     X:Tensor, # (G, n, m) minus the costs, finite everywhere
-    a:Tensor, # (G, n) float64, weights of the rows: 1 in all, or all 0
+    a:Tensor, # (G, n) float64, weights of the rows: of sum 1, or all 0
     b:Tensor, # (G, m) as X, of the columns
     eps:float, sweeps:int, tol:float=None, newton:bool=True, # as in `sinkhorn`
     forbidden:Tensor=None, # (G, n, m) pairs that carry nothing, whatever X says; None: no such pair
@@ -159,7 +159,7 @@ def as_numbers(
     device:torch.device,
     name:str, # how the caller calls it
 ) -> Tensor: # of that dtype
-    "Raises TypeError for what is none, ValueError for a wrong shape."
+    "Raises TypeError unless they are of that kind, ValueError for a wrong shape."
     wanted = 'booleans' if dtype == torch.bool else 'numbers'
     try:
         t = given.detach() if isinstance(given, Tensor) else torch.as_tensor(np.array(given))
@@ -179,7 +179,7 @@ def masses(
     shape:tuple, # (..., n)
     device:torch.device,
     names:tuple=('weights', 'mask'), # how the caller calls them
-) -> Tensor: # (..., n) float64: 1 in all, or all 0
+) -> Tensor: # (..., n) float64: of sum 1, or all 0
     """Weights divided by their sum, NaN where one is negative. Raises TypeError or ValueError for
     other than weights or a mask."""
     if weights is None:
@@ -256,8 +256,8 @@ def sinkhorn(
     rows=None, columns=None, # (..., n), (..., m) booleans: which are there
 ) -> Transport: # each problem solved alone; the value can be differentiated by the cost, once
     """$\\min_T \\langle D, T\\rangle + \\varepsilon\\sum T(\\log T - 1)$ with T1 = a, Tᵀ1 = b
-    (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value NaN; where forbidden pairs leave no plan,
-    `error` stays far from 0. Raises TypeError or ValueError for what is no problem."""
+    (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value NaN; where forbidden pairs
+    leave no plan, `error` stays far from 0. Raises TypeError or ValueError for invalid input."""
     if not isinstance(cost, Tensor) or not cost.is_floating_point():
         given = cost.dtype if isinstance(cost, Tensor) else f'a {type(cost).__name__}'
         raise TypeError(f'cost: expected a floating-point tensor (..., n, m), got {given}')
@@ -331,7 +331,7 @@ class Divergence:
     def measure(
         self,
         uu:Tensor, uv:Tensor, vv:Tensor, # (n, n), (n, m), (m, m) costs
-        a:Tensor, b:Tensor, # (n,), (m,) float64 weights, 1 in all
+        a:Tensor, b:Tensor, # (n,), (m,) float64 weights, of sum 1
     ) -> Tensor: # a scalar, differentiable by the costs
         raise TypeError(f'{type(self).__name__} has no measure(uu, uv, vv, a, b)')
 

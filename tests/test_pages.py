@@ -291,6 +291,27 @@ def test_few_assertions_stand_open(page):
     assert len(checks) <= 12, checks
 
 
+def public_names_of(page):
+    "Names in `__all__` of the module of a page"
+    for source, *_ in code_cells(page):
+        if named := re.search(r'^#\|\s*default_exp\s+(\S+)', source, re.M):
+            module = (root/'dml_nb').joinpath(*named[1].split('.')).with_suffix('.py')
+            for node in ast.parse(module.read_text(encoding='utf-8')).body:
+                if isinstance(node, ast.Assign) and node.targets[0].id == '__all__':
+                    return ast.literal_eval(node.value)
+    return []
+
+
+@each_page
+def test_every_public_name_has_an_open_example(page):
+    "The API reference promises a short example of each on its page; exported code is none"
+    folds = re.compile(r'^#\| (code-fold: true|echo: false|exports?|exporti|hide)\b', re.M)
+    examples = '\n'.join(source for source, *_ in code_cells(page) if not folds.search(source))
+    missing = [name for name in public_names_of(page)
+               if not re.search(rf'\b{re.escape(name)}\b', examples)]
+    assert not missing, f'without an example in open code: {missing}'
+
+
 def captions(page):
     "(alt text, caption) of each picture, '' where there is none"
     for source, _, _, outputs in code_cells(page):

@@ -1,7 +1,8 @@
 """Hold back pictures of every class, or whole classes
 
-`split_by_image` holds back pictures of every class. `split_by_class` holds back whole classes,
-as in the evaluation of metric learning, where the test classes are new.
+`split_by_image` holds back pictures of every class; use it to choose settings.
+`split_by_class` holds back whole classes, as in the evaluation of metric learning, where the test
+classes are new.
 
 Docs: https://dml-nb.github.io/dml_nb/data.splits.html.md"""
 

@@ -177,7 +177,7 @@ def drawn(
 
 
 def check_sample(sample, uncertainty):
-    "Raise ValueError for what is no number of draws, or a set that is not one of probabilities."
+    "Raise ValueError unless `sample` is a number of draws, and the set one of probabilities."
     if sample is None:
         return None
     check_number('sample', sample, 1, integer=True)

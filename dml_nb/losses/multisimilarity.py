@@ -5,7 +5,7 @@ other side, then *weights* them by how similar they are and by how they compare 
 side. It is equations 11 to 15 of X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
 *Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019.
 After this page you can say which of three similarities moves a weight, prove the
-weight, and mine pairs for any other loss.
+formula of the weights, and mine pairs for any other loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.multisimilarity.html.md"""
 

@@ -42,8 +42,8 @@ def look_at_numbers(proxies, keys=None):
 # %% ../../nbs/25_losses.proxies.ipynb #bbfef39b
 class Proxies(Addable):
     """Any pair loss of items against learnable rows, `weight` (classes · centers, dim): row
-    c · centers + k is centre k of class c. Raises TypeError for what is no pair loss, ValueError for
-    one that takes no references."""
+    c · centers + k is centre k of class c. Raises TypeError unless `loss` is a pair loss, ValueError
+    for one that takes no references."""
     indivisible = 'pair'
     own_batch_only = True               # it has its references, and takes no others
 

@@ -52,7 +52,7 @@ def totals(*terms):
 
 
 def check_list(losses, valid, positive):
-    "Raise TypeError or ValueError for what is no list of losses."
+    "Raise TypeError or ValueError unless these are losses with masks."
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         given = losses.dtype if isinstance(losses, Tensor) else f'a {type(losses).__name__}'
         raise TypeError(f'losses: expected a floating-point tensor (n,), got {given}')
@@ -107,7 +107,7 @@ class UncertaintySet(Named):
         self,
         losses:Tensor, # (n,) floating
         valid:Tensor, # (n,) booleans: those that count
-        positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that ask
+        positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that need them
     ) -> tuple: # the largest Σ p l (less the penalty), a scalar; p* (n,), 0 where not valid
         "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)
@@ -584,7 +584,7 @@ class PhiBall(Named):
         self,
         losses:Tensor, # (n,) floating
         valid:Tensor, # (n,) booleans: those that count
-        positive:Tensor=None, # not asked for
+        positive:Tensor=None, # not used
     ) -> tuple: # the largest Σ p l, a scalar; p* (n,)
         "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)

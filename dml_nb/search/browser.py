@@ -1,8 +1,9 @@
 """`dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 
-The mistakes of a search are [best seen by looking at them](58_search.mistakes.ipynb). `browse` serves a
-map of the pictures, lists of mistakes and the pair weights of any loss, from a folder that
-`dml index` wrote. It serves this machine only and loads nothing from the internet.
+The mistakes of a search are [best seen by looking at them](58_search.mistakes.ipynb). From a folder
+that `dml index` wrote, `dml browse runs/index` serves a map of the pictures, lists of mistakes and the
+pair weights of any loss to your browser; in Python, `browse` does. It serves this machine only and
+loads nothing from the internet.
 
 Docs: https://dml-nb.github.io/dml_nb/search.browser.html.md"""
 

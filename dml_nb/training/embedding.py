@@ -583,6 +583,6 @@ def embed(self:Embedder,
 ) -> Tensor: # (N, dim) float32 unit rows on the CPU, in order
     """Embeddings in evaluation mode; afterwards every submodule is in its own mode again.
 
-    Raises `ValueError` for what is no picture or does not fit, naming file or position,
+    Raises `ValueError` for anything that is not a picture or does not fit, naming file or position,
     `FileNotFoundError` for a missing file, `TypeError` for other types."""
     return _rows_of(self, self, images, bs, progress)

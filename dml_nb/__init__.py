@@ -11,7 +11,7 @@ Modules:
 - `dml_nb.cli.train`: `dml train`: from a folder of pictures to a network that finds similar ones.
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels in any form.
 - `dml_nb.data.benchmarks`: The published sets of the field, read in their official layouts
-- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and counts merged folders
+- `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and warns of merged folders
 - `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces; Latin is for training, the others for testing
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Make wrong labels on purpose, see what they do to pairs, and test whether a loss is robust.
@@ -57,7 +57,7 @@ Modules:
 - `dml_nb.losses.margins`: Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
 - `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss, which the DRO paper compares with.
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
-- `dml_nb.losses.neighbours`: One positive against all negatives, and all positives against all.
+- `dml_nb.losses.neighbours`: N-pairs sets one positive against all negatives, NCA all positives together.
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.
 - `dml_nb.losses.proxies`: Any pair loss against learnable rows: ArcFace, Proxy-Anchor and five others.
 - `dml_nb.losses.ranking`: Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
@@ -73,8 +73,8 @@ Modules:
 - `dml_nb.papers.exhibits`: A table of a paper that can be run again, and what it printed beside what is measured.
 - `dml_nb.papers.multisimilarity`: The recipes and the tests of claims behind the trial of Wang et al. 2019.
 - `dml_nb.plots`: One style, and the few pictures that every page draws.
-- `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line
-- `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives
+- `dml_nb.proof.behaviour`: Bad input, half precision, blocks, copies, compilation and settings, checked in one line.
+- `dml_nb.proof.symbolic`: From symbols to numbers: what sympy proves, and a working loss that it derives.
 - `dml_nb.proof.weights`: A loss equals its definition three ways, on every kind of batch.
 - `dml_nb.search.browser`: `dml browse`: the map of an embedding, its mistakes, and what a loss makes of them.
 - `dml_nb.search.card`: README.md and curves.png beside a model: what it was trained on, how, and how good it is.
@@ -88,8 +88,8 @@ Modules:
 - `dml_nb.search.pages`: The parts of every page of `dml browse`: head and links, figures, tables, small copies.
 - `dml_nb.search.pictures`: Read pictures of every kind, leave out damaged files, hold back whole classes.
 - `dml_nb.search.refine`: Query expansion, re-ranking, whitening and small vectors: what they change, with intervals.
-- `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them
-- `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected
+- `dml_nb.support.results`: Numbers with the machine, the versions and the code that produced them.
+- `dml_nb.support.storage`: A file is complete or absent, a folder has one writer, and damage is detected.
 - `dml_nb.support.validate`: One form of message for every invalid argument
 - `dml_nb.training.batches`: Training batches hold P classes × M images, and retrieval is measured over the whole validation set
 - `dml_nb.training.bodies`: torchvision's SqueezeNet and ResNet, filled from a file without importing torchvision

@@ -453,9 +453,9 @@ def run_evaluate(
     --group says which do.
 
     R@K: is one of the K nearest of the same class? MAP@R: how many of the R nearest are, if nearer
-    ones count more and R is the number of pictures to find? The intervals hold the values that
-    another sample of queries would give in 95 of 100 cases. Near-copies, found by their pixels, are
-    counted: the command prints their share of R@1, and R@1 without them.
+    ones count more and R is the number of pictures to find? The 95 % intervals come from a
+    bootstrap over the queries. Near-copies, found by their pixels, are counted: the command prints
+    their share of R@1, and R@1 without them.
 
     Pictures that trained the model give too good a result. For new classes, use --part held-out or
     other pictures.

@@ -1,8 +1,8 @@
 """A table of a paper that can be run again, and what it printed beside what is measured.
 
-Each page of a paper holds the paper's tables and figures as `Exhibit`s: what was printed, on which
-lines, and the recipes that measure the same here. What is measured stands beside what was printed,
-and the paper's claims are decided by it.
+The page of a paper describes each of the paper's tables and figures by an `Exhibit`: the printed
+numbers, the lines where they stand, and the recipes that measure the same here. Measured numbers are
+shown beside the printed ones, and they decide the paper's claims.
 
 Docs: https://dml-nb.github.io/dml_nb/papers.exhibits.html.md"""
 
@@ -99,7 +99,7 @@ DEFAULTS = asdict(Recipe())
 def slim(
     result:dict, # of `run`
 ) -> dict:
-    "A run without what only a report draws; fields of the recipe that are at their default go."
+    "A run without what only a report draws, and without the defaults of its recipe."
     recipe = {name: value for name, value in result['recipe'].items()
               if value != DEFAULTS[name] or name in ('loss', 'options', 'data', 'seed')}
     kept = {name: result[name] for name in ('untrained', 'trained', 'seconds') if name in result}
@@ -109,8 +109,8 @@ def slim(
 def differs(
     kept:dict, # a run in a file, from `slim`
     device='cpu',
-) -> dict: # measure -> by how much the same recipe gives another number now
-    "Train it again and compare; on another machine sums are in another order."
+) -> dict: # measure -> how much its number differs from the kept one
+    "Train it again and compare. Another machine may add in another order."
     again = run(Recipe(**kept['recipe']), device=device)
     return {key: abs(again['trained'][key] - value) for key, value in kept['trained'].items()}
 
@@ -188,7 +188,7 @@ def printed_rows(
     table:str, # a file there, as 'dro/table1'
     words:str='method', # names of the columns that hold words, between blanks
 ) -> list: # of dictionaries
-    "A table as data. A dash, no number, is None, and so is '?', which our copy has lost."
+    "A table as data. None stands for a dash (no number) and for '?' (not legible in our copy)."
     file = resources.files('dml_nb.papers').joinpath('printed', f'{table}.csv')
     texts = {'source', *words.split()}
 
@@ -205,7 +205,7 @@ def beside(
     exhibit:Exhibit,
     rows:list, # measured, from `reproduce`
 ) -> tuple: # names of columns; rows of texts, 'printed' or 'measured' first
-    "Printed and measured rows in one table, like with like."
+    "Printed and measured rows in one table, those about the same thing together."
     every = [('printed', row) for row in exhibit.printed] + [('measured', row) for row in rows]
     columns = list(dict.fromkeys(name for _, row in every for name in row if name != 'source'))
 

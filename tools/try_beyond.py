@@ -66,13 +66,6 @@ def of_dro(folder):
         for (method, place, lr), result in trained(recipes, folder):
             yield dict(data=data, method=method, setting=place // 2, lr=lr,
                        value=result['trained']['map@r'])
-    recipes = {}
-    for method, (recipe, *_) in dro.glyph_recipes(dro.GLYPHS, [0]).items():
-        for lr in (recipe.lr / 3, recipe.lr, recipe.lr * 3):
-            lr = float(f'{lr:.0e}')
-            recipes[method, lr] = replace(recipe, lr=lr, part='valid')
-    for (method, lr), result in trained(recipes, folder):
-        yield dict(data='table3', method=method, lr=lr, value=result['trained']['map@r'])
 
 
 def of_concordance(folder):

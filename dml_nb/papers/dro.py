@@ -642,8 +642,8 @@ def step_times(
 # %% ../../nbs/70_papers.dro.ipynb #b90857f9
 ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
         'difference between two of them would not refute it')
-STEPS = ('it depends on how long the larger batch trains, which the text does not say: with as many '
-         'pictures it is worse, with as many steps better')
+STEPS = ('it depends on how long the larger batch trains, which the text does not say: on characters '
+         'it is worse after as many pictures, and better after as many steps')
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'
 claim = partial(Claim, '000')

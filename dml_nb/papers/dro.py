@@ -54,8 +54,8 @@ def small(
     data:str, # a stand-in
     **changes, # of the recipe
 ) -> Recipe:
-    """Frozen features and a linear map; of TRAINED the last modules learn, too, and characters get a
-    small network from nothing. 80 pictures in a batch, five of a class, as in the paper."""
+    """Frozen features and a linear map; of TRAINED the last modules learn, too, and characters get
+    a small network from nothing. 80 pictures in a batch, five of a class, as in the paper."""
     shared = dict(
         data=data, size=128, split='official', valid=1/3, arch='squeezenet1_1',
         weights='imagenet', frozen=True, dim=512, steps=200, classes=16, per_class=5,

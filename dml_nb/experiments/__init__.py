@@ -4,7 +4,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     'recipe': ['Recipe'],
     'trial': ['run'],
-    'statistics': ['interval', 'paired_interval', 'share_interval', 'welch'],
+    'statistics': ['crossed_interval', 'interval', 'paired_interval', 'share_interval', 'welch'],
     'sweeps': ['choose', 'run_many', 'sweep'],
     'benchmark': ['bench'],
 })

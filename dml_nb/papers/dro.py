@@ -396,18 +396,21 @@ def not_tuned(
 def in_haste(
     file:dict, # results
     exhibit:str,
+    data:str,
     first, second, # two rows
-) -> str: # '' where it is not
-    """Whether the training on characters is too short for two methods to be compared: whether the
-    one longer training that was tried (with MS in a table, with 320 pictures in figure 1) shrinks
-    its difference to less than two thirds."""
-    longer = [one for one in file['longer'] if one['exhibit'] == exhibit]
+) -> str: # '' where it is not, or where no longer training was tried
+    """Whether training is too short for two methods to be compared: whether the one longer training
+    that was tried on these data (with MS in a table, with 320 pictures in figure 1) shrinks its
+    difference to less than two thirds."""
+    longer = [one for one in file['longer'] if (one['exhibit'], one['data']) == (exhibit, data)]
+    if not longer:
+        return ''
     if exhibit == 'figure1':
         concerned = first[1] == second[1] == 320
         before, after = ([one[key] for one in longer] for key in ('before', 'map@r'))
     else:
         concerned = 'MS' in (first, second)
-        table = recall(file, exhibit, GLYPHS)
+        table = recall(file, exhibit, data)
         before = [table[one['row']].mean() for one in longer]
         after = [100 * np.mean(one['recall@1']) for one in longer]
     shrinks = concerned and abs(np.subtract(*after)) < 2 / 3 * abs(np.subtract(*before))
@@ -423,7 +426,7 @@ def between(
 ) -> Setting:
     table = recall(file, exhibit, data)
     arms = {name_of(row): table[row] for row in (first, second)}
-    haste = in_haste(file, exhibit, first, second) if data == GLYPHS else ''
+    haste = in_haste(file, exhibit, data, first, second)
     why = {name_of(row): haste or not_tuned(file, exhibit, data, row) for row in (first, second)}
     return Setting(table[first] - table[second], arms, file['beyond']['inputs'][data],
                    {name: each for name, each in why.items() if each}, leader=name_of(first))

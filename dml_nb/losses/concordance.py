@@ -1,12 +1,11 @@
 """How often a negative is nearer than a positive, as a loss and as a measure.
 
 A triplet is *concordant* if the anchor's positive is more similar to it than its negative is.
-The concordance-induced triplet loss (CIT) penalises discordant triplets without a margin;
-concordance itself is a measure, known elsewhere as C-index or AUC. Both run over *all* triplets
-here, exactly, without listing them. The source is *Triplet Similarity Learning on Concordance
-Constraint* by anonymous authors, under review, equations 3 to 18. After this page you can derive
-the loss's weights, measure the order of a batch, or of a whole gallery with an interval, and bound
-the loss of new images.
+`concordance` and `c_index` measure how often that is so, in a batch or in a whole gallery, with an
+interval (C-index, AUC). The concordance-induced triplet loss `CIT` penalises discordant triplets
+without a margin, and `generalization_bound` bounds the loss of new images. All run over *all*
+triplets, exactly, without listing them. The source is *Triplet Similarity Learning on Concordance
+Constraint* by anonymous authors, under review, equations 3 to 18.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.concordance.html.md"""
 

@@ -1,14 +1,10 @@
-"""Two logarithms of sums per anchor, whose weights are softmaxes.
+"""A loss that weighs every pair by how it compares with the other pairs of the same image.
 
-Lifted structure weights a pair by comparing it with the other pairs of its side: a softmax over
-the anchor's positives, another over its negatives. `LiftedStructureStar` makes the softmaxes
-sharp. The loss is by H. Oh Song, Y. Xiang, S. Jegelka and S. Savarese, *Deep Metric Learning via
-Lifted Structured Feature Embedding*, CVPR 2016. Its general form is by A. Hermans, L. Beyer and B.
-Leibe, *In Defense of the Triplet Loss for Person Re-Identification*, 2017. We use it as X. Wang,
-X. Han, W. Huang, D. Dong and M. R. Scott print it in *Multi-Similarity Loss with General Pair
-Weighting for Deep Metric Learning*, CVPR 2019, equations 6 to 8 and 16. After this page you can
-prove the weights, say when the hinge matters (almost never), and say why temperature 1 drowns the
-hard negatives.
+Lifted structure weights a pair by comparing it with the other pairs of the same image, the
+anchor: a softmax over the anchor's positives, another over its negatives (Oh Song et al., 2016;
+Hermans et al., 2017). We use it as Wang et al. (2019) print it, in their equations 6 to 8 and 16.
+`LiftedStructureStar` makes the softmaxes sharp. After this page you can prove the weights, say
+when the hinge matters (almost never), and say why the original hardly sees hard negatives.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.lifted.html.md"""
 

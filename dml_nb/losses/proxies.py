@@ -2,13 +2,9 @@
 
 A pair loss compares the images of a batch with each other, and a batch holds few of them. A
 proxy is a learnable row that stands for a class: the images are compared with the proxies of
-all classes, at every step. Proxy-NCA (Movshovitz-Attias et al., 2017), the normalised softmax
-(Zhai and Wu, 2019), CosFace (Wang et al., 2018), ArcFace (Deng et al., 2019), its form with
-several centres (Deng et al., 2020), SoftTriple (Qian et al., 2019) and Proxy-Anchor (Kim et
-al., 2020) all do this. Here S, the matrix of similarities, has a row for each image and a column
-for each proxy, W is the derivative of the loss by S, and gradients go to both kinds of rows. After
-this page you can turn any pair loss into a proxy loss, and explain what each margin does to
-the weights.
+all classes, at every step. This page has seven such losses, from Proxy-NCA (Movshovitz-Attias et
+al., 2017) to Proxy-Anchor (Kim et al., 2020), and `Proxies`, which makes one of any pair loss.
+After this page you can choose among them, and explain what each margin does to the weights.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.proxies.html.md"""
 

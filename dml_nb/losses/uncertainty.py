@@ -1,11 +1,11 @@
-"""The worst weighted mean of a list of losses, exactly, for nine sets of weights.
+"""Which losses of a batch count, and how much: the worst weighted mean, exactly, for nine sets.
 
-A mean of losses can be replaced by the largest *weighted* mean that a set of weights allows. A
-small set stays near the mean; a large one looks at the hardest losses only. This page solves
-that inner problem for each set of Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A Simple and
-Effective Framework for Pairwise Deep Metric Learning*, for the balls in its theory,
-and for any φ-divergence. After this page you can solve each problem by hand, and add
-a set of your own in ten lines.
+Which losses of a batch should count? A mean counts all alike, so easy pairs drown the few hard
+ones. Instead one can take the largest *weighted* mean that a set of weights allows: with a small
+set it stays near the mean, with a large one it looks at the hardest losses only. This page
+solves that inner problem for nine sets: those of Qi et al. (2020), the balls in their theory, and
+any φ-divergence. The [losses of the next page](17_losses.dro.ipynb) use them. After this page you
+can choose a set, solve its problem by hand, and add one of your own in ten lines.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.uncertainty.html.md"""
 
@@ -545,8 +545,8 @@ class VariancePenalty(Ball):
 
 # %% ../../nbs/16_losses.uncertainty.ipynb #550de8d4
 class PhiBall(Named):
-    """Weights within a ball of any strictly convex divergence, given by the conjugate of its
-    function φ, with φ(1) = 0 and slope 0 there."""
+    """Weights with a divergence of at most rho from equal ones, for any strictly convex φ with
+    φ(1) = 0 and slope 0 there, given by its conjugate."""
     probabilities = True
     inner, outer = 9, 20       # evaluations of the search for b, and of that for a
 

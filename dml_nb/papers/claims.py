@@ -79,6 +79,7 @@ class Outcome:
     mean:float=None # over the settings; None where it is not testable
     half:float=None # half the width of its 95 % interval
     reason:str='' # why it is not testable
+    ends:tuple=() # the least and the greatest setting, (name, mean, half) each, where each decides
 
     def __str__(self):
         return f'{self.kind}: {self.measured()}'
@@ -87,9 +88,12 @@ class Outcome:
         self,
         style:str='.2f', # of numbers
     ) -> str:
-        "The mean with what is excluded, or why there is none."
+        "The mean and what is excluded; or, where each setting decides, both ends; or the reason."
         if self.reason:
             return self.reason
+        if self.ends:
+            return ' to '.join(f'{signed(mean, style)} ± {half:{style}} ({name})'
+                               for name, mean, half in self.ends)
         low, mean, high = (signed(self.mean + side * self.half, style) for side in (-1, 0, 1))
         return f'{mean} on average; values outside {low} to {high} are excluded'
 
@@ -165,7 +169,11 @@ def decide(
         else:
             mean, error, freedom = averaged(each)
             half = student.ppf(.975, freedom) * error
-            outcomes[name] = Outcome(kinds[name], float(mean), float(half))
+            settings = sorted(((setting, *interval(values)) for setting, values
+                               in each.differences.items()), key=lambda found: found[1])
+            ends = () if each.quantifier == 'average' else (settings[0], settings[-1])
+            outcomes[name] = Outcome(kinds[name], float(mean), float(half),
+                                     ends=ends[:len(settings)])
     return outcomes
 
 # %% ../../nbs/69_papers.claims.ipynb #8ff98654
@@ -286,8 +294,15 @@ class Claim:
 
 # %% ../../nbs/69_papers.claims.ipynb #e0a65fe3
 OWN_DATA = "it reports what the authors saw on their own data"
-WORDS = dict(average='on average over the settings', most='in more than half of the settings',
-             all='in every setting', equal='in every setting no further from 0 than that')
+WORDS = dict(average='at least {} on average over the settings',
+             most='at least {} in more than half of the settings',
+             all='at least {} in every setting', equal='within {} of 0 in every setting')
+
+
+def in_words(
+    claim:Claim,
+) -> str: # what decides it
+    return f"{claim.asks}; {WORDS[claim.quantifier].format(f'{claim.effect:g} {claim.unit}')}"
 
 
 def settle(
@@ -320,10 +335,9 @@ def asked_table(
     rows = []
     for number, claim in enumerate(claims, 1):
         errata = f" ({', '.join(claim.errata)})" if claim.errata else ''
-        decides = '–' if claim.test is None else (
-            f'{claim.asks}; {WORDS[claim.quantifier]}; {claim.effect:g} {claim.unit}')
+        decides = '–' if claim.test is None else in_words(claim)
         rows.append([f'{number}', f'“{claim.text}” ({claim.place}){errata}', decides])
-    return as_markdown(['', 'what the paper says', 'what decides; smallest effect'], rows)
+    return as_markdown(['', 'what the paper says', 'what would bear it out'], rows)
 
 
 def plus_minus(
@@ -364,8 +378,7 @@ def claim_table(
     end = f'**{outcome.kind[0].upper()}{outcome.kind[1:]}**'
     if claim.test is None:
         return f'{head}\n\n{end}: {outcome.reason}.'
-    asked = (f'Asked: {claim.asks}, {WORDS[claim.quantifier]}; the smallest effect is '
-             f'{claim.effect:g} {claim.unit}.')
+    asked = f'Asked: {in_words(claim)}.'
     said = outcome.measured(claim.style)
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'

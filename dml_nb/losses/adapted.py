@@ -1,12 +1,13 @@
-"""Selecting triplets also selects images: this loss corrects the shift between the two.
+"""Selected triplets show some images more often than others; this loss adds a penalty for that.
 
-A selection of triplets shows some images of a class often and others never, so the
-network trains on other data than the batch. The adapted triplet loss adds the distance between the
-class means of both: B. Yu, T. Liu, M. Gong, C. Ding and D. Tao, *Correcting the Triplet
-Selection Bias for Triplet Loss*, ECCV 2018. Here that term, `SelectionBias`, takes
-any selection or miner of the package, which the paper leaves to future work. After this page you
-can measure how far a selection is from its batch, correct it or see that there is little to
-correct, estimate the class ratio of unlabelled images, and classify by the nearest class mean.
+A selection of triplets shows some images of a class more often than others, so the network trains
+on other data than the batch. The adapted triplet loss of B. Yu, T. Liu, M. Gong, C. Ding and
+D. Tao, *Correcting the Triplet Selection Bias for Triplet Loss*, ECCV 2018, adds the squared
+distance between two means of each class, over the selected images and over all. Here that term,
+`SelectionBias`, takes any selection or miner of the package, which the paper leaves to future work.
+After this page you can measure how far a selection is from its batch, correct it or see that there
+is little to correct, estimate the class ratio of unlabelled images, and classify by the nearest
+class mean.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.adapted.html.md"""
 

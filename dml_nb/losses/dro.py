@@ -3,10 +3,10 @@
 A pair classifier sees hundreds of easy negatives for each positive, so the mean of its losses
 teaches little. Distributionally robust optimisation (DRO) replaces the mean by the worst
 weighted mean that a set of distributions over pairs allows. A loss is then three choices: a loss
-of one pair, a set, and a grouping of the pairs. Q. Qi, Y. Yan, Z. Wu, X. Wang and T. Yang, *A
-Simple and Effective Framework for Pairwise Deep Metric Learning*, ECCV 2020,
-equations 1 to 33. After this page you can combine the three, and say under which conditions
-lifted structure, multi-similarity and HAP2S are special cases.
+of one pair, a set, and a grouping of the pairs. The framework is that of Q. Qi, Y. Yan, Z. Wu,
+X. Wang and T. Yang, *A Simple and Effective Framework for Pairwise Deep Metric Learning*, ECCV
+2020, equations 1 to 33. After this page you can combine the three, and say when older losses
+(lifted structure, multi-similarity, HAP2S) are special cases.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.dro.html.md"""
 

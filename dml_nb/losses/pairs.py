@@ -1,12 +1,15 @@
 """Losses that weight a pair by its own similarity, and what they cannot see.
 
-This page has four losses on pairs. Contrastive and binomial weight a pair by its own similarity and
-by nothing else. BinLifted averages the binomial weight with one that compares the pair with its
-rivals, the other pairs of its side. `EqualWeights` gives the same weight to all pairs that a miner
-keeps. The source is X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
-General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations 4, 9 and 10, and its
-supplement, equations 10 and 11. After this page you can prove each weight, run the losses with any
-miner, and show from the weights where an average of two good weightings goes wrong.
+This page has four losses on pairs. They differ in the *weight* of a pair, the derivative of the
+loss by its similarity: how hard the pair is pulled or pushed. Contrastive and binomial weight a
+pair by its own similarity and by nothing else. BinLifted averages the binomial weight with one that
+compares the pair with its rivals, the other positives or the other negatives of the anchor.
+`EqualWeights` gives the same weight to all pairs that a *miner* keeps; a miner drops easy pairs
+before the loss is computed. The source is X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
+*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations
+4, 9 and 10, and its supplement, equations 10 and 11. After this page you can prove each weight, run
+the losses with any miner, and show from the weights where an average of two good weightings goes
+wrong.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.pairs.html.md"""
 

@@ -99,7 +99,7 @@ class RankLoss(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #b824a1df
 class SmoothAP(RankLoss):
-    """One less average precision, with sigmoids for steps, averaged over anchors with positives
+    """1 − average precision, with sigmoids for steps, averaged over anchors with positives
     (Brown et al., 2020)"""
     def __init__(
         self,
@@ -118,7 +118,7 @@ class SmoothAP(RankLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #7fedfd53
 class RecallAtK(RankLoss):
-    """One less the share of positives among the first k, with sigmoids for steps, averaged over k
+    """1 − the share of positives among the first k, with sigmoids for steps, averaged over k
     and over anchors with positives (Patel, Tolias and Matas, 2022)"""
     def __init__(
         self,
@@ -188,7 +188,7 @@ def look_up(
 
 # %% ../../nbs/24_losses.ranking.ipynb #b7a889eb
 class FastAP(PairLoss):
-    """One less average precision of a histogram of squared distances, averaged over anchors with
+    """1 − average precision of a histogram of squared distances, averaged over anchors with
     positives (Cakir et al., 2019)"""
     opaque = True
 

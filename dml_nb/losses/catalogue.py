@@ -1,8 +1,7 @@
 """Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 
-This page lists the losses of the book by name. `LOSSES['multi_similarity'](beta=20.)` makes one. The
-command `dml`, recipes and the [atlas](29_atlas.ipynb) read the same entries, so a loss registered
-here is known everywhere.
+This page lists the losses of the book by name. `LOSSES['infonce'](temperature=.05)` makes InfoNCE with a
+temperature of 0.05; on the command line it is `--loss infonce`.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.catalogue.html.md"""
 
@@ -122,15 +121,16 @@ LOSSES = dict(
         'much as one of a hundred.'),
     bin_lifted=Entry(
         BinLifted,
-        'half binomial, half lifted',
+        r'$\frac1{2\beta}\big(\sum_N\log(1+e^{\beta(S-\lambda)})+\log\sum_N e^{\beta S}\big)$; '
+        r'for $P$ the same of $-S$, $-\lambda$ and $\alpha$',
         r'$\frac12(\sigma+\mathrm{softmax})$',
         '*Sees* a pair by itself and beside others, but averages the two weights: a pair that '
-        'is harmless for one of them keeps half its weight.'),
+        'only one of them counts keeps up to half of its weight there.'),
     equal_weights=Entry(EqualWeights, r'$\sum_N S-\sum_P S$', '1',
         '*Sees* no similarity at all.'),
     histogram=Entry(
         Histogram,
-        'chance of a negative above a positive',
+        r'$\sum_r h^-_r\sum_{q\le r}h^+_q$ of the histograms $h^-$ and $h^+$ of a batch',
         'density of positives at $S$',
         '*Does not see:* how far a negative is above the positives. Its weight is the share of '
         'positives just at its own similarity.'),
@@ -162,7 +162,7 @@ LOSSES.update(
         'softmax, twice',
         '*Sees* all three sides of the triangle, but needs the whole class in the batch.',
         '$c$'),
-    angular_n_pairs=Entry(AngularNPairs, 'N-pairs + 2 angular', 'sum',
+    angular_n_pairs=Entry(AngularNPairs, r'`n_pairs` $+\,2\,\cdot$ `angular`', 'sum',
         '*Sees* what angular does, and needs the whole class, too.',
         '$c$'),
     multi_similarity=Entry(
@@ -173,7 +173,7 @@ LOSSES.update(
         '*Does not see:* pairs that mining drops; the boundary is abrupt.'),
     multi_similarity_weighting=Entry(
         partial(MultiSimilarity, epsilon=None),
-        'the same without mining',
+        'the formula of `multi_similarity`, with all of $P$ and $N$',
         'the same',
         '*Does not see:* the other kind: the weight of a positive does not depend on the '
         'negatives.'),
@@ -183,21 +183,30 @@ LOSSES.update(
 LOSSES.update(
     dro=Entry(
         partial(DRO, MarginPair(), ChiSquareBall(1.)),
-        'worst case over a set of weights',
+        r'$\max_p\,\sum p_{ij}l_{ij}$, $p$ in the set',
         'the worst weights',
         '*Sees* the pairs whose loss is above a level that the set decides, in proportion to '
         'the excess.',
         'varies'),
-    dro_top_k=Entry(partial(DROTopK, k=160), 'mean of the K largest pair losses', '$1/K$ or 0',
+    dro_top_k=Entry(
+        partial(DROTopK, k=160),
+        r'$\frac1K\sum_{k\le K}l_{(k)}$, largest first',
+        '$1/K$ or 0',
         '*Sees* only the K worst pairs, and not how they differ.'),
-    dro_top_k_pn=Entry(partial(DROTopKPN, k=160), 'the same, half of each kind', '$1/K$ or 0',
+    dro_top_k_pn=Entry(
+        partial(DROTopKPN, k=160),
+        r'$\frac1K\sum_{k\le K/2}(l^+_{(k)}+l^-_{(k)})$, largest first',
+        '$1/K$ or 0',
         '*Sees* only the worst pairs of each kind, and not how they differ.'),
     dro_kl=Entry(
         partial(DROKL, gamma=.1),
         r'$\gamma\log$ mean $e^{l/\gamma}$',
         'softmax of all pairs',
         '*Sees* every pair, exponentially less the smaller its loss.'),
-    dro_kl_grouped=Entry(DROKLGrouped, 'the same by anchor and kind', 'softmax',
+    dro_kl_grouped=Entry(
+        DROKLGrouped,
+        r'$\gamma\log$ mean$_P\,e^{l/\gamma}$ $+\,\gamma\log$ mean$_N\,e^{l/\gamma}$',
+        'softmax',
         '*Sees* only the pairs of the anchor.'),
 )
 
@@ -208,7 +217,10 @@ LOSSES.update(
         '$c$'),
     batch_hard=Entry(BatchHard, r'$[\max_N S-\min_P S+m]_+$', '1 for the hardest',
         '*Sees* only one positive and one negative of each anchor.'),
-    hap2s=Entry(HAP2S, 'the same with soft extremes', 'softmax',
+    hap2s=Entry(
+        HAP2S,
+        r'$[\bar S_N-\bar S_P+m]_+$, means with weights $e^{S/\gamma}$ and $e^{-S/\gamma}$',
+        'softmax',
         '*Sees* the easier pairs of an anchor less and less.'),
     cit=Entry(CIT, r'$[1-e^{S_{ap}-S_{an}}]_+$', r'$e^{S_{ap}-S_{an}}$',
         '*Does not see:* triplets in the right order. Of the others it weighs the worst least.',
@@ -221,7 +233,7 @@ LOSSES.update(
         '$c$'),
     adapted_triplet=Entry(
         AdaptedTriplet,
-        r'semi-hard triplets + λ · selection bias',
+        r'$\sum[d_{ap}^2-d_{an}^2+m]_+$ of semi-hard triplets $+\,\lambda\,\cdot$ `selection_bias`',
         '1 for each triplet',
         '*Does not see:* triplets that the selection did not draw.',
         '2'),
@@ -241,7 +253,7 @@ def triplet_discrepancy(
 LOSSES.update(
     selection_bias=Entry(
         partial(SelectionBias, HardTriplets()),
-        'squared shift of the class means by selection',
+        r'$\sum_c\lVert\mu^*_c-\mu_c\rVert^2$, means of what is selected and of the class',
         'none: $a_ia_j$ on positives',
         '*Sees* negatives only through what the selection picks.'),
     wasserstein=Entry(
@@ -256,7 +268,10 @@ LOSSES.update(
         'slope of the kernel',
         '*Does not see:* other pairs: a weight is a function of its own similarity times a '
         'number that the class sizes fix.'),
-    triplet_discrepancy=Entry(triplet_discrepancy, 'triplet + λ transport', 'sum',
+    triplet_discrepancy=Entry(
+        triplet_discrepancy,
+        r'`triplet` $+\,\lambda\,\cdot$ `wasserstein`',
+        'sum',
         '*Does not see:* what both of its parts do not see.',
         'varies'),
 )
@@ -335,8 +350,7 @@ LOSSES.update(
 # %% ../../nbs/28_losses.catalogue.ipynb #34cdf0ed
 LOSSES.update(
     proxy_nca=Entry(ProxyNCA, r'$-\log\mathrm{softmax}_c(2S)_y$', 'softmax',
-        '*Sees* only proxies, not the other images of the batch. The same is true of all that '
-        'follow, but the last.'),
+        '*Does not see:* a common shift of all similarities.'),
     normalized_softmax=Entry(
         NormalizedSoftmax,
         r'$-\log\mathrm{softmax}_c(S/\tau)_y$',
@@ -348,7 +362,10 @@ LOSSES.update(
         '*Does not see:* an image just below the angle π − m from its proxy: it is hardly '
         'pulled.'),
     sub_center_arcface=Entry(
-        SubCenterArcFace, 'ArcFace to the nearest centre', 'softmax, on one centre',
+        SubCenterArcFace,
+        r'$\log(1+\sum_{c\ne y}e^{s(\max_k S_{ck}-\cos(\theta_y+m))})$, $\theta_y$ to the nearest '
+        'centre',
+        'softmax, on one centre',
         '*Sees* only the nearest centre of each class.'),
     soft_triple=Entry(
         SoftTriple,

@@ -1,13 +1,13 @@
-r"""Exact rank measures, computed in blocks, with ties counted against the model.
+"""Exact rank measures, computed in blocks, with ties counted against the model.
 
 An embedding is good if the right items come first. `evaluate(z, labels)` ranks, for every row of
-`z`, all other rows by cosine similarity. It reports the usual measures: Recall\@K, CMC,
-precision\@k, mAP, MAP\@R, R-precision, MRR and mINP. They are exact. Only blocks of the embeddings
-and of their similarities are held in memory, so the embeddings may lie on a disk. `evaluate(z,
-labels, gallery, gallery_labels, cameras, gallery_cameras)` searches a gallery instead, and applies
-the re-identification rule if cameras are given. The report is a dictionary with methods for
-further questions: `report.interval('map@r')`, `report.per_class()`, `report.confusions()`.
-`paired(report_a, report_b, 'map@r')` says whether one embedding is better than another.
+`z`, all other rows by cosine similarity, and reports how good these rankings are. Look first at
+`recall@1`, the share of queries whose nearest row is right, and at `map@r`, which reads as many
+places as the query has right rows. `gallery=` and `gallery_labels=` search a gallery instead, and
+`cameras=` applies the re-identification rule. The measures are exact, and the embeddings may lie on a
+disk. The report has methods for further questions, such as `report.interval('map@r')`,
+`report.per_class()` and `report.confusions()`, and `paired(report_a, report_b, 'map@r')` says whether
+one embedding is better than another.
 
 Docs: https://dml-nb.github.io/dml_nb/evaluation.retrieval.html.md"""
 

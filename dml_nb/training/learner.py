@@ -1,16 +1,17 @@
 """Train a network so that similar pictures get similar embeddings, and measure what a search finds.
 
 `metric_learner` makes a fastai `Learner` that trains a network for embeddings, and measures after
-each epoch what a search by these embeddings finds. First make the batches, with
-`dls = metric_dataloaders(train, valid)`, then `learn = metric_learner(dls, 'small_convnet',
-dim=64)`. `fit_one_cycle`, `lr_find`, `validate`, `get_preds`, `export`, callbacks and mixed
-precision work as in fastai, on a GPU if there is one. Losses and miners of pytorch-metric-learning
-can replace ours. Four things are new:
+each epoch what a search by these embeddings finds. `fit_one_cycle`, `lr_find`, `validate`,
+`get_preds`, `export`, callbacks and mixed precision work as in fastai, on a GPU if there is one.
+Losses and miners of pytorch-metric-learning can replace ours. Four things are new:
 
 - training batches hold P classes × M images;
 - the classes of the validation set need not occur in training;
 - `Recall@1` and `MAP@R` are measured over the whole validation set after each epoch;
 - `learn.embed` returns unit embeddings, and `learn.show_results` shows what a search finds.
+
+If you need no callbacks, schedules or loaders of your own, `train_embedder` trains in one call and
+keeps the best epoch.
 
 Docs: https://dml-nb.github.io/dml_nb/training.learner.html.md"""
 

@@ -44,7 +44,7 @@ Modules:
 - `dml_nb.experiments.sweeps`: A grid of settings runs in several processes; validation classes choose the best setting.
 - `dml_nb.experiments.trial`: Train what a recipe describes: the same recipe gives the same numbers.
 - `dml_nb.formulas`: Thresholds for pairs, fast exponentials, and the logarithm of a sum of them with its derivatives.
-- `dml_nb.losses.adapted`: Selecting triplets also selects images: this loss corrects the shift between the two.
+- `dml_nb.losses.adapted`: Selected triplets show some images more often than others; this loss adds a penalty for that.
 - `dml_nb.losses.angular`: A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
 - `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
 - `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
@@ -53,7 +53,7 @@ Modules:
 - `dml_nb.losses.dro`: Simple pair losses under the worst weights that a set allows.
 - `dml_nb.losses.hardest`: BatchHard looks at the hardest positive and negative of each anchor, HAP2S at weighted means.
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
-- `dml_nb.losses.lifted`: Two logarithms of sums per anchor, whose weights are softmaxes.
+- `dml_nb.losses.lifted`: A loss that weighs every pair by how it compares with the other pairs of the same image.
 - `dml_nb.losses.margins`: Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
 - `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss, which the DRO paper compares with.
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
@@ -64,7 +64,7 @@ Modules:
 - `dml_nb.losses.selections`: A selection names few of the triplets of a batch, for the loss here or that of another library.
 - `dml_nb.losses.structure`: Any pair loss on sets of labels, on levels of classes, and on degrees of relevance.
 - `dml_nb.losses.triplet`: A hinge on every (anchor, positive, negative) by counting, not by listing.
-- `dml_nb.losses.uncertainty`: The worst weighted mean of a list of losses, exactly, for nine sets of weights.
+- `dml_nb.losses.uncertainty`: Which losses of a batch count, and how much: the worst weighted mean, exactly, for nine sets.
 - `dml_nb.papers.adapted`: The recipes and the tests of claims behind the trial of Yu et al. 2018.
 - `dml_nb.papers.claims`: What a paper says, which numbers decide it, and a rule that is fair to both sides.
 - `dml_nb.papers.concordance`: The recipes and the tests of claims behind the trial of the 2023 paper on concordance.

@@ -363,11 +363,11 @@ def copies_text(
 def threshold_text(
     threshold:dict, # from `fitted`
 ) -> str:
-    return (f"from a similarity of {threshold['similarity']:.3f} on, "
-            f"{100 * threshold['true_accepts']:.1f} % of the queries find their class, and "
-            f"{100 * threshold['false_accepts']:g} % would find something if it were not there; the "
-            'model keeps it, dml index takes it along, and below it dml search says "nothing like it". '
-            'Near-copies count as found here')
+    return (f"threshold {threshold['similarity']:.3f}: "
+            f"{100 * threshold['true_accepts']:.1f} % of the queries find their class; if it were "
+            f"missing, {100 * threshold['false_accepts']:g} % would still find something. The model "
+            'keeps the threshold, dml index copies it, and dml search says "nothing like it" below '
+            'it. Near-copies count as found here')
 
 # %% ../../nbs/68_cli.evaluate.ipynb #a217efa0
 def measures_table(
@@ -542,4 +542,4 @@ def run_embed(
             write_atomically(path, content.getvalue())
         facts = dict(file=str(path), pictures=len(z), dim=z.shape[1])
         print(json.dumps(facts) if json_ else f'{len(z):,} embeddings of {z.shape[1]} numbers are '
-              f"in {path}; next: {shlex.join(['dml', 'train', f'features:{path}'])}")
+              f"in {path}; other commands read it as {shlex.quote(f'features:{path}')}")

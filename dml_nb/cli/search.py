@@ -128,8 +128,9 @@ def run_search(
         '--rerank', help='Prefer answers that share neighbours with the picture.')] = False,
     least:Annotated[float, typer.Option(
         min=-1, max=1,
-        help='Lowest similarity of an answer: below it, nothing is like the picture. -1: no limit; '
-             'by default the threshold that dml evaluate --false-accepts fitted, if any.')] = None,
+        help='Lowest similarity of the nearest answer: if it has less, nothing is like the '
+             'picture. -1: no limit; by default the threshold that dml evaluate --false-accepts '
+             'fitted, if any.')] = None,
     label:Annotated[str, typer.Option(
         help='Only pictures with this label, perhaps among others, or in this coarser '
              'class.')] = None,

@@ -167,7 +167,8 @@ def run_train(
         help='Initial weights: none, DEFAULT (downloaded) or a file; auto: pretrained if the '
              'network has such weights, downloaded if needed.')] = 'auto',
     dim:Annotated[int, typer.Option(
-        min=1, help='Length of an embedding; by default that of the output of the body.')] = None,
+        min=1, help='Length of an embedding; by default 128, or what a pretrained body gives '
+                    'without --freeze.')] = None,
     size:Annotated[int, typer.Option(
         min=5, help='Side in pixels to which files are resized; by default 128.')] = None,
     grey:Annotated[bool, typer.Option(

@@ -4,7 +4,7 @@
 starts from pretrained weights if there are any, and holds back whole classes to see whether what
 the network learns carries over to new classes. Training stops when the search among held-back
 classes no longer improves, and the best network is kept. The command `dml train` calls this
-function. The next step is [an index](58_search.folders.ipynb) of the folder.
+function.
 
 Docs: https://dml-nb.github.io/dml_nb/search.everyday.html.md"""
 
@@ -346,7 +346,7 @@ def train_embedder(
     loss=None, # of `dml_nb.losses`, or a function of classes and dim; None: `DEFAULT_LOSS`
     body:str='auto', # as in `create_embedder`; 'auto': by the kind of pictures
     weights:str='auto', # of the body: 'none', 'imagenet', 'DEFAULT', a path; 'auto': pretrained
-    dim:int=None, # of a linear layer on top; None: the body's features (128 on vectors)
+    dim:int=None, # of a linear layer on top; None: the features of a pretrained body, else 128
     epochs:int=10, # at most
     patience:int=3, # epochs without a better result before it stops
     classes:int=12, # P: classes in a batch, or all there are
@@ -358,7 +358,7 @@ def train_embedder(
     device=None, # 'cpu', 'cuda', 'cuda:1', 'mps'; None: the GPU if there is one
     workers:int=0, # extra processes that read pictures
     augment:str='auto', # 'none', 'shift', 'jitter', 'flip', 'strong'; 'auto': by kind of picture
-    freeze:int=0, # first epochs in which the body learns nothing; the network then has a head
+    freeze:int=0, # first epochs in which the body learns nothing; `dim` is then 128 by default
     log:str=None, # 'tensorboard' or 'wandb': where curves are also written
     command:str=None, # the command line, for README.md
     tell=None, # (what, facts) -> None: at the 'begin', after each 'batch', after each 'epoch'

@@ -8,8 +8,8 @@ similarities and ids, most similar first.
 A search may start from vectors, from pictures (with an embedder) or from stored ids, and
 `where=` restricts it to some ids or to metadata that satisfy a condition. The kind `'flat'` is
 exact; `'hnsw'` and `'ivfpq'` are approximate, and `index.recall()` measures what they miss.
-`index.save(path)` writes a folder without any pickle. A crash while it writes leaves either the
-old index or the new one. `EmbeddingIndex.open(path)` reads the folder back and rejects changed files.
+Rows stay in memory, whatever the kind: a million of 128 numbers take 0.5 GB. `index.save(path)` writes a
+folder, in which a crash leaves either the old index or the new one, and `EmbeddingIndex.open(path)` reads it.
 
 Docs: https://dml-nb.github.io/dml_nb/search.index.html.md"""
 

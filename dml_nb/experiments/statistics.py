@@ -87,6 +87,9 @@ def crossed_interval(
     if abs(means[0] - means[1]) > .01 * spread:
         raise ValueError('by_class: expected the mean of by_seed, as both are means of the same '
                          f'numbers, got {means[1]:g} for {means[0]:g}')
-    variance = sum(x.var(ddof=1) / len(x) for x in (by_seed, by_class))
-    t = student.ppf((1 + level) / 2, min(len(by_seed), len(by_class)) - 1)
-    return float(means[0]), float(t * math.sqrt(variance))
+    terms = np.array([x.var(ddof=1) / len(x) for x in (by_seed, by_class)])
+    if not terms.any():
+        return float(means[0]), 0.
+    freedom = terms.sum()**2 / (terms**2 / [len(by_seed) - 1, len(by_class) - 1]).sum()
+    t = student.ppf((1 + level) / 2, freedom)
+    return float(means[0]), float(t * math.sqrt(terms.sum()))

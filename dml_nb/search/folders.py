@@ -339,7 +339,7 @@ def search_folder(
     k:int=10, # answers for each
     expand:int=0, # search with the mean of a query and this many nearest pictures
     rerank:bool=False, # prefer answers that share neighbours with the query
-    least:float=None, # least similarity of an answer; None: that stored with the network, if any
+    least:float=None, # lowest similarity of the nearest answer; None: that of the network
     label:str=None, # only pictures with this label or class above; None: all
 ) -> list: # for each image: dict(query, found): found lists dict(path, label, similarity)
     """The most similar pictures of an index, without the query itself. Queries that are not files

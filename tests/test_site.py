@@ -37,9 +37,9 @@ def test_checks_and_the_link_to_colab_stay_out_of_the_search():
 
 
 def test_titles_of_papers_lead_to_the_bibliography():
-    sources = '\n'.join(processed(root/'nbs'/'12_losses.lifted.ipynb', _docs.link_papers))
-    title = r'\*Deep\s+Metric\s+Learning\s+via\s+Lifted\s+Structured\s+Feature\s+Embedding\*'
-    assert re.search(rf'\[{title}\]\(81_bibliography\.ipynb#song-2016\)', sources)
+    sources = '\n'.join(processed(root/'nbs'/'17_losses.dro.ipynb', _docs.link_papers))
+    title = r'\*A\s+Simple\s+and\s+Effective\s+Framework\s+for\s+Pairwise\s+Deep\s+Metric\s+Learning\*'
+    assert re.search(rf'\[{title}\]\(81_bibliography\.ipynb#qi-2020\)', sources)
     assert '[[*' not in sources                         # what is a link already stays one link
 
 

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from nbdev.frontmatter import FrontmatterProc
 from nbdev.process import NBProcessor, mk_cell
 from nbdev.processors import FilterDefaults, add_show_docs
@@ -155,6 +156,17 @@ def shown_cells(page):
     work = NBProcessor(page, procs=steps, rm_directives='quarto')
     work.process()
     return work.nb.cells
+
+
+@pytest.mark.long
+@each_page
+def test_cells_that_import_run_alone(page, monkeypatch):
+    """For the site nbdev runs cells that export or import, and no others. One that imports and then uses
+    what another cell made would stop it"""
+    monkeypatch.chdir(root/'nbs')
+    steps = [step for step in FilterDefaults().base_procs()
+             if step.__name__ in ('FrontmatterProc', 'populate_language', 'add_show_docs', 'exec_show_docs')]
+    NBProcessor(page, procs=steps, rm_directives='quarto').process()
 
 
 @each_page

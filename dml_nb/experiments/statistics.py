@@ -76,7 +76,8 @@ def crossed_interval(
     by_class, # (m,) one number per class, the mean over seeds
     level:float=.95, # probability covered
 ) -> tuple: # mean, half the width of its interval over other seeds and other classes
-    "Eq. (3). Raises `ValueError` for fewer than two of either, or if their means differ by a hundredth."
+    """Mean, and its interval over other seeds and other classes, eq. (3). Raises `ValueError` for fewer
+    than two of either, or if their means differ by more than a hundredth of their spread."""
     by_seed, by_class = (np.asarray(values, dtype=float) for values in (by_seed, by_class))
     for name, x in dict(by_seed=by_seed, by_class=by_class).items():
         if x.ndim != 1 or len(x) < 2:

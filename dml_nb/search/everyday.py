@@ -1,7 +1,7 @@
 """Train on your own pictures, judge by held-back classes, keep the best network.
 
-`train_embedder` trains a network on your labelled pictures so that it finds similar ones. It
-starts from pretrained weights if there are any, and holds back whole classes to see whether what
+`train_embedder` trains a network on your labelled pictures so that it finds similar ones. Photographs
+start from pretrained weights. Whole classes are held back, to see whether what
 the network learns carries over to new classes. Training stops when the search among held-back
 classes no longer improves, and the best network is kept. The command `dml train` calls this
 function.

@@ -1,7 +1,10 @@
 "What the site adds to the pages, and the files that it publishes beside them."
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from nbdev.frontmatter import FrontmatterProc
@@ -158,15 +161,26 @@ def shown_cells(page):
     return work.nb.cells
 
 
-@pytest.mark.long
-@each_page
-def test_cells_that_import_run_alone(page, monkeypatch):
-    """For the site nbdev runs cells that export or import, and no others. One that imports and then uses
-    what another cell made would stop it"""
-    monkeypatch.chdir(root/'nbs')
+@pytest.fixture(scope='module')
+def elsewhere():
+    "Another process: a page that exports an operator would register it here a second time"
+    with ProcessPoolExecutor(1, get_context('spawn')) as pool:
+        yield pool
+
+
+def run_for_site(page):
+    os.chdir(root/'nbs')
     steps = [step for step in FilterDefaults().base_procs()
              if step.__name__ in ('FrontmatterProc', 'populate_language', 'add_show_docs', 'exec_show_docs')]
     NBProcessor(page, procs=steps, rm_directives='quarto').process()
+
+
+@pytest.mark.long
+@each_page
+def test_cells_that_import_run_alone(page, elsewhere):
+    """For the site nbdev runs cells that export or import, and no others. One that imports and then uses
+    what another cell made would stop it"""
+    elsewhere.submit(run_for_site, page).result()
 
 
 @each_page

@@ -43,17 +43,20 @@ QUANTIFIERS = 'average', 'most', 'all', 'equal'
 class Question:
     """What decides a claim, fixed before looking.
 
-    Raises `ValueError` for an unknown quantifier, an effect that is not above 0, and, unless there
-    is an obstacle, for no setting or one with fewer than three seeds."""
+    Raises `ValueError` for an unknown quantifier, an effect that is not above 0, a `least` beyond
+    it, and, unless there is an obstacle, for no setting or one with fewer than three seeds."""
     differences:dict # setting -> (n,) differences by seed, above 0: as claimed
     effect:float # the smallest that matters, in their unit, on both sides
     quantifier:str='average' # one of `QUANTIFIERS`
     obstacle:str='' # why it cannot be tested here
     restriction:str='' # why its opposite cannot
+    least:float=None # the difference above which it holds; None: the effect
 
     def __post_init__(self):
         check_choice('quantifier', self.quantifier, *QUANTIFIERS)
         check_number('effect', self.effect, above=0)
+        if self.least is not None:
+            check_number('least', self.least, lo=-self.effect, hi=self.effect)
         if self.obstacle:
             return
         if not self.differences:
@@ -122,20 +125,22 @@ def tail_of(
 
 def both_sides(
     question:Question,
-) -> tuple: # p of "as claimed, beyond the effect", p of the opposite
+) -> tuple: # p of "as claimed, beyond the effect or `least`", p of the opposite
     "Small where the claim holds, and where its opposite does."
     if question.restriction:
         return both_sides(replace(question, restriction=''))[0], 1.
     effect, kind = question.effect, question.quantifier
+    least = effect if question.least is None else question.least
     if kind == 'average':
         mean, error, freedom = averaged(question)
-        return (float(tail_of(mean, error, freedom, effect)),
+        return (float(tail_of(mean, error, freedom, least)),
                 float(tail_of(-mean, error, freedom, effect)))
     values = [np.asarray(each, float) for each in question.differences.values()]
     mean = np.array([each.mean() for each in values])
     error = np.array([each.std(ddof=1) / np.sqrt(len(each)) for each in values])
     freedom = np.array([len(each) - 1 for each in values])
-    above, below = (tail_of(sign * mean, error, freedom, effect) for sign in (1, -1))
+    above = tail_of(mean, error, freedom, least)
+    below = tail_of(-mean, error, freedom, effect)
     S = len(values)
     if kind == 'all':
         return above.max(), min(1., S * below.min())
@@ -252,6 +257,7 @@ class Claim:
     errata:tuple=() # entries of the page of errata that touch it
     quantifier:str='average' # one of `QUANTIFIERS`
     effect:float=.5 # the smallest that matters
+    least:float=None # the difference above which it holds; None: the effect
     unit:str='points' # of the differences
     style:str='.1f' # of the numbers
     obstacle:str='' # why it cannot be tested here, whatever the settings
@@ -290,19 +296,24 @@ class Claim:
                                 'other data')
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
-            self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))))
+            self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))),
+            self.least)
 
 # %% ../../nbs/69_papers.claims.ipynb #e0a65fe3
 OWN_DATA = "it reports what the authors saw on their own data"
-WORDS = dict(average='at least {} on average over the settings',
-             most='at least {} in more than half of the settings',
-             all='at least {} in every setting', equal='within {} of 0 in every setting')
+WORDS = dict(average='on average over the settings', most='in more than half of the settings',
+             all='in every setting', equal='in every setting')
 
 
 def in_words(
     claim:Claim,
 ) -> str: # what decides it
-    return f"{claim.asks}; {WORDS[claim.quantifier].format(f'{claim.effect:g} {claim.unit}')}"
+    least = claim.effect if claim.least is None else claim.least
+    amount = f'{least:g} {claim.unit}'.replace('-', '−')
+    said = f'at least {amount}' if least else 'above 0'
+    if claim.quantifier == 'equal':
+        said = f'within {amount} of 0'
+    return f'{claim.asks}; {said} {WORDS[claim.quantifier]}'
 
 
 def settle(

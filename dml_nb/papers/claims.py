@@ -83,6 +83,7 @@ class Outcome:
     half:float=None # half the width of its 95 % interval
     reason:str='' # why it is not testable
     ends:tuple=() # the least and the greatest setting, (name, mean, half) each, where each decides
+    open:bool=False # no difference is seen, but one that matters is not excluded
 
     def __str__(self):
         return f'{self.kind}: {self.measured()}'
@@ -96,7 +97,7 @@ class Outcome:
             return self.reason
         if self.ends:
             return ' to '.join(f'{signed(mean, style)} ± {half:{style}} ({name})'
-                               for name, mean, half in self.ends)
+                               for name, mean, half in self.ends).replace('e-', 'e−')
         low, mean, high = (signed(self.mean + side * self.half, style) for side in (-1, 0, 1))
         return f'{mean} on average; values outside {low} to {high} are excluded'
 
@@ -177,8 +178,11 @@ def decide(
             settings = sorted(((setting, *interval(values)) for setting, values
                                in each.differences.items()), key=lambda found: found[1])
             ends = () if each.quantifier == 'average' else (settings[0], settings[-1])
+            found = settings if ends else [(name, mean, half)]
+            is_open = kinds[name] == OUTCOMES[2] and any(
+                abs(mean) + half > each.effect for _, mean, half in found)
             outcomes[name] = Outcome(kinds[name], float(mean), float(half),
-                                     ends=ends[:len(settings)])
+                                     ends=ends[:len(settings)], open=is_open)
     return outcomes
 
 # %% ../../nbs/69_papers.claims.ipynb #8ff98654
@@ -292,8 +296,8 @@ class Claim:
             obstacle = f'of {len(settings)} settings only {len(counted)} can count'
         restrictions = [each.restriction() for each in counted.values()]
         if self.about and not set(self.about) & set(counted):
-            restrictions.append(f"only {', '.join(counted)} can count, and the sentence is about "
-                                'other data')
+            restrictions.append(f"only {', '.join(counted)} can count, which cannot refute a "
+                                'sentence about other data')
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
             self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))),
@@ -336,7 +340,12 @@ def in_a_sentence(
     if not_here:
         said.append(f'{not_here} cannot be tested here')
     said = ' and '.join(filter(None, [', '.join(said[:-1]), said[-1]]))
-    return f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
+    said = f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
+    if neither:
+        unsure = sum(outcome.open for outcome in outcomes)
+        said += (' Where no difference is seen, one that matters is not excluded in '
+                 f"{unsure or 'none'} of {neither}.")
+    return said
 
 
 def asked_table(
@@ -384,7 +393,7 @@ def claim_table(
     record:dict, # content of results/papers/….json
     outcome:Outcome,
 ) -> str: # Markdown
-    "The claim, its settings, its outcome."
+    "The claim, its settings (folded where they decide nothing, or are many), its outcome."
     head = f'**{number}.** “{claim.text}” ({claim.place}).'
     end = f'**{outcome.kind[0].upper()}{outcome.kind[1:]}**'
     if claim.test is None:
@@ -394,7 +403,11 @@ def claim_table(
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'
     head = f'{head} {asked}'.replace('@', '\\@')
-    return f'{head}\n\n{settings_table(claim, record)}\n\n{end}: {said}.'
+    table, rows = settings_table(claim, record), len(claim.settings(record))
+    if outcome.reason or rows > 8:
+        what = 'none decides' if outcome.reason else 'all of them'
+        table = f'<details><summary>{rows} settings, {what}</summary>\n\n{table}\n\n</details>'
+    return f'{head}\n\n{table}\n\n{end}: {said}.'
 
 
 def claim_tables(

@@ -45,7 +45,7 @@ RATES = {BIRDS: (1e-4, 3e-4, 1e-3, 3e-3), CARS: (3e-4, 1e-3, 3e-3, 1e-2)}
 #: With a trained body: the rates of a loss with two settings, and of one with a single setting.
 TAIL_RATES = (1e-4, 3e-4, 1e-3, 3e-3), (
     1e-5, 3e-5, 5e-5, 8e-5, 1e-4, 1.2e-4, 1.5e-4, 2e-4, 3e-4, 6e-4, 1e-3, 3e-3)
-#: Of characters.
+#: Of Omniglot.
 WIDE_RATES = 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1
 SEEDS = range(1, 11) # 0 chose the settings
 
@@ -54,7 +54,7 @@ def small(
     data:str, # a stand-in
     **changes, # of the recipe
 ) -> Recipe:
-    """Frozen features and a linear map; of TRAINED the last modules learn, too, and characters get
+    """Frozen features and a linear map; of TRAINED the last modules learn, too, and Omniglot gets
     a small network from nothing. 80 pictures in a batch, five of a class, as in the paper."""
     shared = dict(
         data=data, size=128, split='official', valid=1/3, arch='squeezenet1_1',
@@ -112,7 +112,7 @@ SOFTER = {
 def tries_of_method(
     data:str, # of table 1 or 3
     method:str,
-) -> list: # of `Recipe`: four, twelve with a trained body, 14 on characters (LS seven)
+) -> list: # of `Recipe`: four, twelve with a trained body, 14 on Omniglot (LS seven)
     "Two settings at half of the rates, or one at all; with a trained body four softer ones, too."
     loss, settings = METHODS[method]
     base = small(data, loss=loss)
@@ -350,7 +350,7 @@ def rows_of(
     return rows
 
 # %% ../../nbs/70_papers.dro.ipynb #9625cdae
-NAMES = {BIRDS: 'birds', CARS: 'cars', TRAINED: 'cars, trained body', GLYPHS: 'characters'}
+NAMES = {BIRDS: 'birds', CARS: 'cars', TRAINED: 'cars, trained body', GLYPHS: 'Omniglot'}
 
 
 def recall(
@@ -637,7 +637,7 @@ def step_times(
 ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
         'difference between two of them would not refute it')
 FEWER_STEPS = ('of the same number of pictures a larger batch makes fewer steps, and with four times the '
-               'steps the decrease of DWS on characters is gone; so the ratio cannot be told from them')
+               'steps the decrease of DWS on Omniglot is gone; so the ratio cannot be told from them')
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'
 claim = partial(Claim, '000')

@@ -48,8 +48,8 @@ PRINTED_S_TABLE2 = printed_rows('multisimilarity/s_table2', 'batch data')
 
 # %% ../../nbs/71_papers.multisimilarity.ipynb #e0b519c3
 TRAINED = 'cars, trained'
-NAMES = {'cub-50': 'CUB-50', 'cars196-train-crops': 'Cars', 'omniglot': 'Omniglot',
-         TRAINED: 'Cars, trained body'}
+NAMES = {'cub-50': 'birds', 'cars196-train-crops': 'cars', 'omniglot': 'Omniglot',
+         TRAINED: 'cars, trained body'}
 BIRDS, CARS, DRAWINGS = [name for name in NAMES if name != TRAINED]
 #: Where all methods are compared; on frozen features of cars, the sizes of MS are.
 TESTED = BIRDS, TRAINED, DRAWINGS

@@ -3,9 +3,8 @@
 In the training of a large network, the time of the loss does not show. In batches of thousands of embeddings it
 does. For 64 embeddings and fewer, the formula in plain PyTorch is faster, in the three losses that were measured.
 
-`bench` runs the [comparisons](66_experiments.comparisons.ipynb) of a group on your machine, each in a fresh process
-in which the libraries take turns; memory is measured in a process of its own. Medians and quartiles are kept in
-a file for this kind of machine.
+`dml bench` runs the [comparisons](66_experiments.comparisons.ipynb) of a group on your machine, each in a fresh
+process in which the libraries take turns. Medians and quartiles are kept in a file for this kind of machine.
 
 Docs: https://dml-nb.github.io/dml_nb/experiments.benchmark.html.md"""
 

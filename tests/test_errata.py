@@ -59,7 +59,7 @@ def test_pages_as_they_are(copy):
     ('11_losses.histogram.ipynb', '| [B5](#b5) | slip |', '| [B5](#b5) | oversight |'),
     ('11_losses.histogram.ipynb', '<a id="b5"></a>', ''),                     # leads nowhere
     ('11_losses.histogram.ipynb', 'assert mass(1) == 0. and mass(0) == 1.', 'mass(0)'),
-    ('20_losses.adapted.ipynb', '| [D9](#d9) |', '| [D10](#d9) |'),
+    ('20_reading.adapted.ipynb', '| [D9](#d9) |', '| [D10](#d9) |'),
 ], ids=['label', 'kind', 'anchor', 'check', 'number'])
 def test_a_fault_is_found(copy, name, old, new):
     change(copy/name, old, new)

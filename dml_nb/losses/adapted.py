@@ -5,9 +5,8 @@ on other data than the batch. The adapted triplet loss of B. Yu, T. Liu, M. Gong
 D. Tao, *Correcting the Triplet Selection Bias for Triplet Loss*, ECCV 2018, adds the squared
 distance between two means of each class, over the selected images and over all. Here that term,
 `SelectionBias`, takes any selection or miner of the package, which the paper leaves to future work.
-After this page you can measure how far a selection is from its batch, correct it or see that there
-is little to correct, estimate the class ratio of unlabelled images, and classify by the nearest
-class mean.
+After this page you can measure how far a selection is from its batch, and correct it or see that
+there is little to correct.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.adapted.html.md"""
 

@@ -812,7 +812,7 @@ _MANY = 'random triplets were trained on ten classes only, and the sentence is a
 CLAIMS = [
     _claim('random', obstacle=_MANY),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard less hardest'),
-    _claim('shift', _of_shift, 'share of the squared shift of class means that is no chance',
+    _claim('shift', _of_shift, 'share of the squared shift of class means that is not due to chance',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),

@@ -343,8 +343,8 @@ def in_a_sentence(
     said = f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
     if neither:
         unsure = sum(outcome.open for outcome in outcomes)
-        said += (' Where no difference is seen, one that matters is not excluded in '
-                 f"{unsure or 'none'} of {neither}.")
+        said += (f" In {unsure or 'none'} of the {neither} without a visible difference, one that "
+                 'matters is still possible.')
     return said
 
 
@@ -381,7 +381,7 @@ def settings_table(
                            for arm, values in each.arms.items()) or '–'
         floor = '–' if each.floor is None else format(each.floor, claim.style)
         counts = claim.obstacle and 'no' or each.obstacle() and f'no: {each.obstacle()}' or (
-            each.restriction() and f'only for the claim: {each.restriction()}' or 'yes')
+            each.restriction() and f'only in favour of the claim: {each.restriction()}' or 'yes')
         rows.append([name, f'{len(each.differences)}', arms, floor,
                      plus_minus(each.differences, claim.style, sign=True), counts])
     return as_markdown(['setting', 'seeds', 'arms', 'input', 'difference', 'counts?'], rows)
@@ -405,8 +405,11 @@ def claim_table(
     head = f'{head} {asked}'.replace('@', '\\@')
     table, rows = settings_table(claim, record), len(claim.settings(record))
     if outcome.reason or rows > 8:
-        what = 'none decides' if outcome.reason else 'all of them'
-        table = f'<details><summary>{rows} settings, {what}</summary>\n\n{table}\n\n</details>'
+        what = f'All {rows} settings'
+        if outcome.reason:
+            what = '1 setting, which does not' if rows == 1 else f'{rows} settings, none of which'
+            what += ' count' if rows == 1 else ' counts'
+        table = f'<details><summary>{what}</summary>\n\n{table}\n\n</details>'
     return f'{head}\n\n{table}\n\n{end}: {said}.'
 
 

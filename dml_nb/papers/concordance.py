@@ -717,7 +717,8 @@ def _appendix_rows(file, kind) -> dict: # data -> rows
 
 def discordance_is_larger(file):
     "The share of discordant triplets less L_e, over all training triplets."
-    return {SETS[data]: np.array([row['G train'] - row['L_e train'] for row in rows])
+    return {SETS[data]: np.array([row['G train'] - row['L_e train'] for row in rows
+                                  if row['gamma'] == 1])
             for data, rows in _appendix_rows(file, 'trained model').items()}
 
 # %% ../../nbs/74_papers.concordance.ipynb #ee8e0e2c

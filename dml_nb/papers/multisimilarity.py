@@ -609,7 +609,7 @@ CLAIMS = [
           ahead('MS weighting', ['Binomial']), asks='MS weighting less Binomial'),
     of_cars('our MS weighting outperforms LiftedStruct*_m by 69.7% → 73.2% at recall@1',
           'section 5.1', ahead('MS weighting', ['LiftedStruct*']), errata=('B12',),
-          asks='MS weighting less LiftedStruct*, whose number 69.7 is'),
+          asks='MS weighting less LiftedStruct*, to which the number 69.7 belongs'),
     of_cars('Binomial_m also improves the recall@1 with 67.0% → 74.6% over the MS mining',
           'section 5.1', ahead('Binomial_m', ['MS mining']), asks='Binomial_m less MS mining'),
     of_cars('LiftedStruct*_m obtains a significant performance improvement over MS sampling',

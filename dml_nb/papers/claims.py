@@ -336,15 +336,16 @@ def in_a_sentence(
     holds, opposite, neither, not_here = (kinds.count(kind) for kind in OUTCOMES)
     said = [f"{holds or 'none'} hold{'' if holds > 1 else 's'} here"]
     if neither:
-        said.append(f"{neither} show{'' if neither > 1 else 's'} no difference")
+        verbs = ('are', 'show') if neither > 1 else ('is', 'shows')
+        said.append(f'{neither} {verbs[0]} undecided or {verbs[1]} no difference')
     if not_here:
         said.append(f'{not_here} cannot be tested here')
     said = ' and '.join(filter(None, [', '.join(said[:-1]), said[-1]]))
     said = f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
     if neither:
         unsure = sum(outcome.open for outcome in outcomes)
-        said += (f" In {unsure or 'none'} of the {neither} without a visible difference, one that "
-                 'matters is still possible.')
+        said += (f" A difference that matters is excluded in {neither - unsure or 'none'} "
+                 f'of the {neither}.')
     return said
 
 

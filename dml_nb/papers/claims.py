@@ -406,10 +406,7 @@ def claim_table(
     head = f'{head} {asked}'.replace('@', '\\@')
     table, rows = settings_table(claim, record), len(claim.settings(record))
     if outcome.reason or rows > 8:
-        what = f'All {rows} settings'
-        if outcome.reason:
-            what = '1 setting, which does not' if rows == 1 else f'{rows} settings, none of which'
-            what += ' count' if rows == 1 else ' counts'
+        what = 'The runs, which do not decide it' if outcome.reason else f'All {rows} settings'
         table = f'<details><summary>{what}</summary>\n\n{table}\n\n</details>'
     return f'{head}\n\n{table}\n\n{end}: {said}.'
 

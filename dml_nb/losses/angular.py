@@ -1,12 +1,12 @@
-"""A triplet is a triangle, and this loss bounds its angle, over all triplets without a list.
+"""A triplet is a triangle: this loss narrows its angle at the negative, for all triplets at once.
 
 An anchor, its positive and a negative form a triangle. The angular loss makes its angle at the
 negative small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
-and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017, as used and combined with
-N-pairs in S. K. Roy, Y. Han, M. Harandi and L. Petersson, *Learning Deep Optimal Embeddings with
-Sinkhorn Divergences*, 2022, equations 3 and 4. After this page you can derive
-its exponent from the triangle, prove its weights, and compute all of a batch's triplets with one
-small matrix product per class.
+and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017. S. K. Roy, Y. Han, M. Harandi and
+L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, use it alone
+(equation 3) and added to the N-pairs loss (equation 4, here `AngularNPairs`). After this page you
+can derive its exponent from the triangle, prove its weights, and compute all of a batch's triplets
+with one small matrix product per class.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.angular.html.md"""
 
@@ -51,14 +51,14 @@ def angular_classes(
 
 # %% ../../nbs/14_losses.angular.ipynb #a9bdbe5b
 class Angular(PairLoss):
-    """A log-sum over negatives of how far a triplet exceeds the angle alpha at its negative,
-    averaged over (anchor, positive) (J. Wang et al. 2017; Roy et al. 2022, eq. 3)"""
+    """A log-sum over negatives of how far half the angle at the negative exceeds alpha, averaged
+    over (anchor, positive) (J. Wang et al. 2017; Roy et al. 2022, eq. 3)"""
     indivisible = 'class'
     opaque = True
 
     def __init__(
         self,
-        alpha:float=45., # upper bound of the angle at the negative, in degrees, below 83.9
+        alpha:float=45., # bound of half the angle at the negative, in degrees, below 83.9
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
@@ -95,7 +95,8 @@ def rows_of_width(widths, m, device):
 
 
 def check_angle(alpha):
-    "Raise ValueError for an angle at which exp(-8 tan² alpha) leaves float64, and for other than angles."
+    """Raise ValueError for an angle at which exp(-8 tan² alpha) leaves float64, and for what is no
+    angle."""
     return check_number('alpha (degrees)', alpha, above=0, below=83.9)
 
 # %% ../../nbs/14_losses.angular.ipynb #31246dad
@@ -106,7 +107,7 @@ class AngularNPairs(PairLoss):
 
     def __init__(
         self,
-        alpha:float=45., # upper bound of the angle at the negative, in degrees, below 83.9
+        alpha:float=45., # bound of half the angle at the negative, in degrees, below 83.9
         lam:float=2., # weight of the angular loss
         **kwargs, # `normalize`, `block`
     ):

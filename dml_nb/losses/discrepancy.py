@@ -3,9 +3,9 @@
 This loss takes the images of a class as one set and all other images of the batch as another,
 measures how far apart the two sets are, by optimal transport or by a kernel, and pushes them
 apart. It does so for every class. `DCDL` adds it to a local loss, one of pairs or triplets. The
-equations are 1, 2, 5 and 11 to 16 of Roy et al. (2022), the DCDL paper. After this page you can
-read a transport plan as pair weights, add the discrepancy to any loss, and say what it does to
-the classes and what it leaves to the local loss.
+equations are 1, 2, 5 and 11 to 16 of Roy et al. (2022), the DCDL paper (deep class-wise
+discrepancy loss). After this page you can read a transport plan as pair weights, add the
+discrepancy to any loss, and say what it does to the classes and what it leaves to the local loss.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.discrepancy.html.md"""
 

@@ -711,7 +711,7 @@ def _against(
 
 
 def _of_hardest(record) -> dict:
-    "Semi-hard less hardest, both without correction."
+    "Semi-hard minus hardest, both without correction."
     return {f'{_TITLES[figure]}, {reduction}': _against(
                 record, figure, _accuracy, dict(reduction=reduction),
                 dict(reduction=reduction, select='hard'))
@@ -745,12 +745,12 @@ def _of_improvement(record) -> dict:
 
 
 def _of_trade_off(record) -> dict:
-    "The λ between that validation prefers, less none and less the largest."
+    "The λ between that validation prefers minus none and minus the largest."
     found = {}
     for figure in _TEN:
         between = dict(lam=record['chosen'][figure]['λ between, mean'], reduction='mean')
         for lam in (0., 5.):
-            found[f'{_TITLES[figure]}, less λ = {lam:g}'] = _against(
+            found[f'{_TITLES[figure]}, minus λ = {lam:g}'] = _against(
                 record, figure, _accuracy, between, dict(lam=lam, reduction='mean'))
     return found
 
@@ -772,7 +772,7 @@ def _of_shift(record) -> dict:
 
 
 def _of_unlabelled(record) -> dict:
-    "With few labels: the unlabelled pictures used, less not used."
+    "With few labels: the unlabelled pictures used minus not used."
     def gained(figure):
         lam, used = (record['chosen'][figure][f'{name} of few labels, mean']
                      for name in ('λ', 'λ_u'))
@@ -811,24 +811,24 @@ _MANY = 'random triplets were trained on ten classes only, and the sentence is a
 
 CLAIMS = [
     _claim('random', obstacle=_MANY),
-    _claim('hardest', _of_hardest, 'accuracy, semi-hard less hardest'),
+    _claim('hardest', _of_hardest, 'accuracy, semi-hard minus hardest'),
     _claim('shift', _of_shift, 'share of the squared shift of class means that is not due to chance',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),
     _claim('improvement', _of_improvement,
-           'accuracy from a quarter of the iterations on, λ = 2 less λ = 0, mean over triplets'),
+           'accuracy from a quarter of the iterations on, λ = 2 minus λ = 0, mean over triplets'),
     _claim('trade-off', _of_trade_off,
-           'accuracy, λ = 0.5 or 2 less λ = 0, and less λ = 5, mean over triplets',
+           'accuracy, λ = 0.5 or 2 minus λ = 0, and minus λ = 5, mean over triplets',
            quantifier='all'),
     *(_claim(name, obstacle=OWN_DATA) for name in ('fall', 'no fall')),
     _claim('margins', _of_margins,
-           'silhouette of the worst class, λ = 2 less λ = 0, mean over triplets',
+           'silhouette of the worst class, λ = 2 minus λ = 0, mean over triplets',
            effect=.05, unit='of 1', style='.2f'),
-    _claim('all K', _of_all_k, 'Recall, λ = .01 less λ = 0', errata=('D8',), quantifier='all',
+    _claim('all K', _of_all_k, 'Recall, λ = .01 minus λ = 0', errata=('D8',), quantifier='all',
            style='.2f', obstacle=_SMALL_PART),
     _claim('K = 1', errata=('D8',), obstacle=_SMALL_PART),
     _claim('positives', obstacle=_SMALL_PART),
     _claim('unlabelled', _of_unlabelled,
-           'accuracy with few labels, unlabelled pictures used less not used, mean over triplets'),
+           'accuracy with few labels, unlabelled pictures used minus not used, mean over triplets'),
 ]

@@ -1,8 +1,9 @@
 """What a paper says, which numbers decide it, and a rule that is fair to both sides.
 
 The pages that follow put the five papers to the test. Each holds the paper's claims as hypotheses: a
-`Claim` quotes a sentence and says which numbers would bear it out. It gets one of four outcomes: it
-holds here, its opposite holds here, no difference is seen here, or it is not testable here.
+`Claim` quotes a sentence and says which numbers would bear it out. It gets one of five outcomes: it
+holds here, its opposite holds here, no difference is seen here, it is undecided here, or it is not
+testable here.
 
 Docs: https://dml-nb.github.io/dml_nb/papers.claims.html.md"""
 
@@ -34,7 +35,7 @@ def as_markdown(
     return '\n'.join(lines).replace('@', '\\@')
 
 # %% ../../nbs/69_papers.claims.ipynb #a1c0de02
-OUTCOMES = ('holds here', 'the opposite holds here', 'no difference seen here',
+OUTCOMES = ('holds here', 'the opposite holds here', 'no difference seen here', 'undecided here',
             'not testable here')
 QUANTIFIERS = 'average', 'most', 'all', 'equal'
 
@@ -82,8 +83,8 @@ class Outcome:
     mean:float=None # over the settings; None where it is not testable
     half:float=None # half the width of its 95 % interval
     reason:str='' # why it is not testable
-    ends:tuple=() # the least and the greatest setting, (name, mean, half) each, where each decides
-    open:bool=False # no difference is seen, but one that matters is not excluded
+    ends:tuple=() # the least and the greatest setting, (name, mean, half) each
+    each:bool=False # each setting decides, and not their mean
 
     def __str__(self):
         return f'{self.kind}: {self.measured()}'
@@ -92,14 +93,19 @@ class Outcome:
         self,
         style:str='.2f', # of numbers
     ) -> str:
-        "The mean and what is excluded; or, where each setting decides, both ends; or the reason."
+        """The mean, its interval and the least and the greatest setting; or, where each setting
+        decides, these two with their intervals; or the reason."""
         if self.reason:
             return self.reason
-        if self.ends:
+        if self.each:
             return ' to '.join(f'{signed(mean, style)} ± {half:{style}} ({name})'
                                for name, mean, half in self.ends).replace('e-', 'e−')
-        low, mean, high = (signed(self.mean + side * self.half, style) for side in (-1, 0, 1))
-        return f'{mean} on average; values outside {low} to {high} are excluded'
+        low, high = (signed(self.mean + side * self.half, style) for side in (-1, 1))
+        said = f'{signed(self.mean, style)} (95 % interval {low} to {high})'
+        if len(self.ends) < 2:
+            return said
+        single = ' to '.join(f'{signed(mean, style)} ({name})' for name, mean, _ in self.ends)
+        return f'{said} on average; single settings {single}'
 
 
 def averaged(
@@ -160,7 +166,7 @@ def decide(
     tested = {name: each for name, each in questions.items() if not each.obstacle}
     found = [(p, name, side) for name, each in tested.items()
              for side, p in enumerate(both_sides(each))]
-    kinds = dict.fromkeys(tested, OUTCOMES[2])
+    kinds = dict.fromkeys(tested, OUTCOMES[3])
     for rank, (p, name, side) in enumerate(sorted(found)):
         if p > level / (len(found) - rank):
             break
@@ -168,21 +174,23 @@ def decide(
     outcomes = {}
     for name, each in questions.items():
         reason = each.obstacle
-        if each.restriction and kinds.get(name) == OUTCOMES[2]:
+        if each.restriction and kinds.get(name) == OUTCOMES[3]:
             reason = reason or each.restriction
         if reason:
-            outcomes[name] = Outcome(OUTCOMES[3], reason=reason)
+            outcomes[name] = Outcome(OUTCOMES[4], reason=reason)
         else:
             mean, error, freedom = averaged(each)
             half = student.ppf(.975, freedom) * error
             settings = sorted(((setting, *interval(values)) for setting, values
                                in each.differences.items()), key=lambda found: found[1])
-            ends = () if each.quantifier == 'average' else (settings[0], settings[-1])
-            found = settings if ends else [(name, mean, half)]
-            is_open = kinds[name] == OUTCOMES[2] and any(
-                abs(mean) + half > each.effect for _, mean, half in found)
-            outcomes[name] = Outcome(kinds[name], float(mean), float(half),
-                                     ends=ends[:len(settings)], open=is_open)
+            by_setting = each.quantifier != 'average'
+            intervals = settings if by_setting else [(name, mean, half)]
+            kind = kinds[name]
+            if kind == OUTCOMES[3] and all(
+                    abs(mean) + half <= each.effect for _, mean, half in intervals):
+                kind = OUTCOMES[2]
+            ends = tuple(settings[:1] + settings[1:][-1:])
+            outcomes[name] = Outcome(kind, float(mean), float(half), ends=ends, each=by_setting)
     return outcomes
 
 # %% ../../nbs/69_papers.claims.ipynb #8ff98654
@@ -333,32 +341,13 @@ def in_a_sentence(
 ) -> str:
     "How many of the claims have which outcome."
     kinds = [outcome.kind for outcome in outcomes]
-    holds, opposite, neither, not_here = (kinds.count(kind) for kind in OUTCOMES)
-    said = [f"{holds or 'none'} hold{'' if holds > 1 else 's'} here"]
-    if neither:
-        verbs = ('are', 'show') if neither > 1 else ('is', 'shows')
-        said.append(f'{neither} {verbs[0]} undecided or {verbs[1]} no difference')
-    if not_here:
-        said.append(f'{not_here} cannot be tested here')
-    said = ' and '.join(filter(None, [', '.join(said[:-1]), said[-1]]))
-    said = f"Of {len(kinds)} claims, {said}. The opposite holds for {opposite or 'none'}."
-    if neither:
-        unsure = sum(outcome.open for outcome in outcomes)
-        said += (f" A difference that matters is excluded in {neither - unsure or 'none'} "
-                 f'of the {neither}.')
-    return said
-
-
-def asked_table(
-    claims:list, # of `Claim`
-) -> str: # Markdown
-    "What the paper claims, and what decides each claim."
-    rows = []
-    for number, claim in enumerate(claims, 1):
-        errata = f" ({', '.join(claim.errata)})" if claim.errata else ''
-        decides = '–' if claim.test is None else in_words(claim)
-        rows.append([f'{number}', f'“{claim.text}” ({claim.place}){errata}', decides])
-    return as_markdown(['', 'what the paper says', 'what would bear it out'], rows)
+    counts = [kinds.count(kind) for kind in OUTCOMES]
+    verbs = (('holds here', 'hold here'), ('is contradicted', 'are contradicted'),
+             ('shows no difference', 'show no difference'), ('is undecided', 'are undecided'),
+             ('cannot be tested here',) * 2)
+    said = [f"{count or 'none'} {verb[count > 1]}" for count, verb in zip(counts, verbs)
+            if count or verb in verbs[:2]]
+    return f"Of {len(kinds)} claims, {', '.join(said[:-1])} and {said[-1]}."
 
 
 def plus_minus(
@@ -385,7 +374,7 @@ def settings_table(
             each.restriction() and f'only in favour of the claim: {each.restriction()}' or 'yes')
         rows.append([name, f'{len(each.differences)}', arms, floor,
                      plus_minus(each.differences, claim.style, sign=True), counts])
-    return as_markdown(['setting', 'seeds', 'arms', 'input', 'difference', 'counts?'], rows)
+    return as_markdown(['setting', 'seeds', 'methods', 'input', 'difference', 'counts?'], rows)
 
 
 def claim_table(
@@ -395,11 +384,12 @@ def claim_table(
     outcome:Outcome,
 ) -> str: # Markdown
     "The claim, its settings (folded where they decide nothing, or are many), its outcome."
-    head = f'**{number}.** “{claim.text}” ({claim.place}).'
+    errata = f"; errata {', '.join(claim.errata)}" if claim.errata else ''
+    head = f'**{number}.** “{claim.text}” ({claim.place}{errata}).'
     end = f'**{outcome.kind[0].upper()}{outcome.kind[1:]}**'
     if claim.test is None:
         return f'{head}\n\n{end}: {outcome.reason}.'
-    asked = f'Asked: {in_words(claim)}.'
+    asked = f'Test: {in_words(claim)}.'
     said = outcome.measured(claim.style)
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'
@@ -430,7 +420,7 @@ def outcome_table(
         unit = '' if outcome.reason else f' ({claim.unit})'
         rows.append([f'{number}', claim.asks or f'“{claim.text}”', f'**{outcome.kind}**',
                      outcome.measured(claim.style) + unit])
-    return as_markdown(['', 'asked', 'outcome', 'measured, or why not'], rows)
+    return as_markdown(['', 'test', 'outcome', 'measured, or why not'], rows)
 
 # %% ../../nbs/69_papers.claims.ipynb #e13ffc48
 def pick(

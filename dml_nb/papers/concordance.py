@@ -672,7 +672,7 @@ def gamma_matters_little(file):
 
 
 def beats(rival, key, sets=THREE):
-    "A test: CIT less a rival."
+    "A test: CIT minus a rival."
     def test(file):
         return {SETS[data]: _against(file, data, key, ('cit', None), rival) for data in sets}
 
@@ -680,7 +680,7 @@ def beats(rival, key, sets=THREE):
 
 
 def highest_auc(file):
-    "CIT less the rival with the highest mean AUC, all with their usual setting."
+    "CIT minus the rival with the highest mean AUC, all with their usual setting."
     best = max(RIVALS, key=lambda loss: _mean(_scores(file, FACES, 'auc', loss)))
     return {SETS[FACES]: _against(file, FACES, 'auc', ('cit', None), (best, None))}
 
@@ -696,7 +696,7 @@ def _curve(file, data, loss, value, key) -> dict: # seed -> list of numbers over
 
 
 def fewer_hard(file):
-    "Percent of hard triplets in the first pass less that in the last, γ = 1."
+    "Percent of hard triplets in the first pass minus that in the last, γ = 1."
     found = {}
     for data in FROZEN:
         precision = 100 * np.array([*_scores(file, data, 'map', 'cit').values()])
@@ -716,7 +716,7 @@ def _appendix_rows(file, kind) -> dict: # data -> rows
 
 
 def discordance_is_larger(file):
-    "The share of discordant triplets less L_e, over all training triplets."
+    "The share of discordant triplets minus L_e, over all training triplets."
     return {SETS[data]: np.array([row['G train'] - row['L_e train'] for row in rows
                                   if row['gamma'] == 1])
             for data, rows in _appendix_rows(file, 'trained model').items()}
@@ -734,37 +734,37 @@ _THEOREM = 'a theorem is proved or refuted, not sampled'
 CLAIMS = [
     _claim('our method can achieve comparable performances with state-of-the-arts without tuning '
            'any hyper-parameters laboriously', 'abstract',
-           'mAP, CIT as it is less the best tuned rival', comparable, least=-.5),
+           'mAP, CIT as it is minus the best tuned rival', comparable, least=-.5),
     _claim('Our CIT marginally outperforms its counterparts', 'section 3.3',
-           'Recall@1, CIT less the best rival, all at their usual margin', outperforms, least=0.),
+           'Recall@1, CIT minus the best rival, all at their usual margin', outperforms, least=0.),
     _claim('different violation margins can bring significant differences in performance',
-           'section 3.2', 'mAP, best less worst of three margins', margins_matter),
+           'section 3.2', 'mAP, best minus worst of three margins', margins_matter),
     _claim('the most prominent are Angular and Circle', 'section 3.2', obstacle=OWN_DATA),
     _claim('our CIT exhibits significant advantages against ST', 'section 3.2',
-           'Recall@1, CIT less SoftTriple', beats(('soft_triple', None), 'recall@1')),
+           'Recall@1, CIT minus SoftTriple', beats(('soft_triple', None), 'recall@1')),
     _claim('the hyper-parameter γ in our CIT loss has little effect on the performance',
-           'section 3.5', 'mAP, best less worst of γ = 0.1, 0.5, 1', gamma_matters_little,
+           'section 3.5', 'mAP, best minus worst of γ = 0.1, 0.5, 1', gamma_matters_little,
            quantifier='equal', errata=('E14', 'E16')),
     _claim('CIT with lesser γ can be fast convergence with fewer epochs achieving the last '
            'performance', 'section 3.5', errata=('E16',), obstacle=_ONE_RATE),
     _claim('For hard triplet samples, as the epoch increases, their number significantly decreases',
-           'figure 1', 'share of hard triplets, first pass less last', fewer_hard,
+           'figure 1', 'share of hard triplets, first pass minus last', fewer_hard,
            unit='points of the share'),
     _claim('The convergence speed on $\\gamma = 0.5$ is faster than $\\gamma = 1.0$ due to '
            'imposing more penalties on hard triple samples', 'figure 1', errata=('E16',),
            obstacle=_ONE_RATE),
     _claim('its L_1 form is weaker than CIT in the exponential form in driving DML model '
            'optimization due to insufficient exploitation of hard triplet samples', 'figure 6',
-           'mAP, CIT less Triplet with m = 0', beats(('triplet', 0.), 'map'), errata=('E3',)),
+           'mAP, CIT minus Triplet with m = 0', beats(('triplet', 0.), 'map'), errata=('E3',)),
     _claim('Lower values of SV indicate more directions of significant variance and suggest more '
            'discriminative embedding features', 'appendix D', errata=('E13',),
            obstacle=_FEATURES),
     _claim('Our CIT gains the four highest AUC among the eight sub-tasks', 'section 3.4',
-           'AUC, CIT less the best rival', highest_auc),
+           'AUC, CIT minus the best rival', highest_auc),
     _claim('$\\mathcal{G}(\\mathcal{F}_{\\theta}) = \\frac{1}{N_{\\mathcal{T}}} '
            '\\sum_{(S_{ap}, S_{an}) \\in \\mathbb{E}_{\\mathcal{T}}} '
            '\\mathbb{I}_{S_{ap} < S_{an}} \\geq \\mathcal{L}_e$', 'equation 5',
-           'G less L_e on all training triplets', discordance_is_larger, quantifier='all',
+           'G minus L_e on all training triplets', discordance_is_larger, quantifier='all',
            effect=.005, unit='of 1', style='.3f', errata=('E2',)),
     _claim('each of the following holds for any $\\mathcal{L}_{cit} \\in \\mathbb{L}$ with '
            'probability at least $1 - \\delta$', 'theorem 1', errata=('E7',), obstacle=_THEOREM),

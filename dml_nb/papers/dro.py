@@ -433,14 +433,14 @@ def between(
 
 # %% ../../nbs/70_papers.dro.ipynb #ff8eabb6
 def all_variants(file):
-    "Each variant less multi-similarity."
+    "Each variant minus multi-similarity."
     return {f'{NAMES[data]}, {name}': between(file, exhibit, data, name, 'MS')
             for exhibit in ('table1', 'table3') for data in DATA[exhibit]
             for name in VARIANTS}
 
 
 def best_variant(file):
-    "The variant that the validation classes prefer, less multi-similarity."
+    "The variant that the validation classes prefer minus multi-similarity."
     return {NAMES[data]: between(file, exhibit, data, PREFERRED[data], 'MS')
             for exhibit in ('table1', 'table3') for data in DATA[exhibit]}
 
@@ -449,7 +449,7 @@ def difference(
     first:str, # a row of tables 2 and 4
     second:str, # another
 ):
-    "A test: the first less the second, where both were run."
+    "A test: the first minus the second, where both were run."
     def test(file):
         return {NAMES[data]: between(file, exhibit, data, first, second)
                 for exhibit in ('table2', 'table4') for data in DATA[exhibit]
@@ -459,7 +459,7 @@ def difference(
 
 
 def best_general(file):
-    "The γ that the validation classes prefer, less multi-similarity without mining."
+    "The γ that the validation classes prefer minus multi-similarity without mining."
     found = {}
     for exhibit in ('table2', 'table4'):
         for data in DATA[exhibit]:
@@ -483,7 +483,7 @@ def same_gradient(file):
 
 # %% ../../nbs/70_papers.dro.ipynb #fcb716a5
 def balanced_is_best(file):
-    "Top-K-PN less each of the others, batch by batch."
+    "Top-K-PN minus each of the others, batch by batch."
     found = {}
     for data in DATA['figure1']:
         for method, batch in tries_of_imbalance(data):
@@ -494,7 +494,7 @@ def balanced_is_best(file):
 
 
 def smallest_less_largest(methods):
-    "A test: a method in the smallest batch less the same in the largest."
+    "A test: a method in the smallest batch minus the same in the largest."
     def test(file):
         return {f'{NAMES[data]}, {method}': between(
                     file, 'figure1', data, *((method, batch) for batch in BATCHES[data]))
@@ -504,7 +504,7 @@ def smallest_less_largest(methods):
 
 
 def other_sizes(file):
-    "Each K less each smaller one."
+    "Each K minus each smaller one."
     return {f'{NAMES[data]}, K = {k}B and {less}B': between(file, 'figure2', data, k, less)
             for data in DATA['figure2'] for k in MULTIPLES for less in MULTIPLES if k > less}
 
@@ -636,54 +636,55 @@ def step_times(
 # %% ../../nbs/70_papers.dro.ipynb #b90857f9
 ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
         'difference between two of them would not refute it')
-FEWER_STEPS = ('of the same number of pictures a larger batch makes fewer steps, and with four times the '
-               'steps the decrease of DWS on Omniglot is gone; so the ratio cannot be told from them')
+FEWER_STEPS = ('of the same number of pictures a larger batch makes fewer steps, and with four '
+               'times the steps the decrease of DWS on Omniglot is gone; so the ratio cannot be '
+               'told from them')
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'
 claim = partial(Claim, '000')
 CLAIMS = [
     claim(text='our five variants outperform other SOTA methods on recall@1 on all three datasets',
           place='section 4.1', errata=('A16',), test=all_variants, quantifier='all',
-          asks='Recall@1 of each variant less that of MS'),
+          asks='Recall@1 of each variant minus that of MS'),
     claim(text='our simple and effective method outperforms the state-of-the-art results',
           place='abstract', test=best_variant,
-          asks='Recall@1 of the variant that validation prefers less that of MS'),
+          asks='Recall@1 of the variant that validation prefers minus that of MS'),
     claim(text='the flexibility of our DRO framework to adopt different loss functions',
           place='section 4.1', errata=('A19',), obstacle=ABLE),
     claim(text='exactly recover the gradient in (5)', place='section 3.3', errata=('A4',),
           test=same_gradient, quantifier='equal', effect=1e-6, unit='of the gradient',
-          style='.0e', asks='gradient at γ = 1 with a margin that leaves no loss at zero, less '
+          style='.0e', asks='gradient at γ = 1 with a margin that leaves no loss at zero minus '
           'that of LS'),
     claim(text='our method performs similarly to LS loss, which verifies that our method recovers '
           'LS loss', place='section 4.2.1', errata=('A4', 'A16'), quantifier='equal',
-          test=difference('DRO-KL-G 1', 'LS'), asks='γ = 1 and a margin of .2, less LS'),
+          test=difference('DRO-KL-G 1', 'LS'), asks='KL-G at γ = 1 (margin .2) minus LS'),
     claim(text='our method obtain improved performance compared to the ordinary LS loss',
           place='section 4.2.1', test=difference('DRO-KL-G 0.001', 'LS'),
-          asks='γ = 0.001 less LS'),
+          asks='KL-G at γ = 0.001 minus LS'),
     claim(text='when we treat $\\gamma$ as a hyper-parameter (especially $\\gamma = 0.001$ ) and '
           'regard our framework as *generalized LS loss*, our method obtain improved performance '
           'compared to the ordinary LS loss',
           place='section 4.2.1', test=difference('DRO-KL-G 0.001', 'DRO-KL-G 1'),
-          asks='γ = 0.001 less γ = 1, so that γ alone differs'),
+          asks='KL-G at γ = 0.001 minus KL-G at γ = 1, so that γ alone differs'),
     claim(text='our *generalized LS loss* outperforms MS loss', place='section 4.2.1',
           errata=('A16',), test=best_general,
-          asks='the γ that validation prefers less MS without mining'),
+          asks='KL-G at the γ that validation prefers minus MS without mining'),
     claim(text='the performance of the ordinary LS loss is inferior to that of MS loss',
           place='section 4.2.1', errata=('A16',), test=difference('MS', 'LS'),
-          asks='MS without mining less LS'),
+          asks='MS without mining minus LS'),
     claim(text='constantly outperforms all other methods', place='section 4.2.2',
           test=balanced_is_best, quantifier='all',
-          asks='top-K-PN less each other method, batch by batch'),
+          asks='top-K-PN minus each other method, batch by batch'),
     claim(text='encounters a sharp decrease in recall@1 when the ratio decreases',
           place='section 4.2.2', test=smallest_less_largest(['DWS']), obstacle=FEWER_STEPS,
-          asks='DWS in the smallest less DWS in the largest batch'),
+          asks='DWS in the smallest minus DWS in the largest batch'),
     claim(text='Other four methods obtain better performance when the positive-negative ratio '
           'increases', place='section 4.2.2', test=smallest_less_largest(FOUR), quantifier='all',
           obstacle=FEWER_STEPS,
-          asks='each in the smallest less the same in the largest batch'),
+          asks='each in the smallest minus the same in the largest batch'),
     claim(text='recall@ $k$ is stable on the entire range of $K$', place='section 4.2.3',
           test=other_sizes, quantifier='equal',
-          asks='each K less each smaller one'),
+          asks='each K minus each smaller one'),
     claim(text='performs best when $K = 1280$', place='section 4.2.3', obstacle=OWN_DATA),
     claim(text='all of three proposed variants of DRO framework run faster than other '
           '*anchor-based* mining methods and losses', place='section 4.2.4',

@@ -510,7 +510,7 @@ PLAIN = {'Binomial': 'Binomial_m', 'LiftedStruct*': 'LiftedStruct*_m', 'MS weigh
 
 
 def mining_helps(record):
-    "Three losses with the miner less the same without it."
+    "Three losses with the miner minus the same without it."
     return {f'{NAMES[data]}, {plain}': lead(record, data, mined, plain)
             for data in TESTED for plain, mined in PLAIN.items()}
 
@@ -576,16 +576,16 @@ def grows_with_batch(sets, sign):
 
 
 def less_sensitive(record):
-    "What doubling the batch does to drawings, less what it does to birds and cars on average."
+    "What doubling the batch does to drawings minus what it does to birds and cars on average."
     grid = 20, 80
     drawings, birds, cars = (
         slope([*of_batches(record, data, grid).values()], grid)[:SEEDS[DRAWINGS]]
         for data in (DRAWINGS, BIRDS, CARS))
-    return {'Omniglot less the others': Setting(drawings - (birds + cars) / 2)}
+    return {'Omniglot minus the others': Setting(drawings - (birds + cars) / 2)}
 
 
 def empty_batches(record):
-    "Percent of batches of 20 without a minable pair, less 20."
+    "Percent of batches of 20 without a minable pair minus 20."
     return {name: Setting(100 * np.array(record['empty'][name]) - 20)
             for name in ('Omniglot', 'ORL faces')}
 
@@ -597,38 +597,38 @@ of_cars = partial(Claim, PAPER, about=(NAMES[TRAINED],))
 CLAIMS = [
     of_cars('the proposed MS loss achieves the best performance among these methods',
           'section 5.1', ahead('MS', [name for name in METHODS if name != 'MS']),
-          asks='MS less the best of the other seven'),
+          asks='MS minus the best of the other seven'),
     of_cars('Binomial deviance loss, based on the Similarity-S, achieves the best performance '
           'by using a single similarity', 'section 5.1', ahead('Binomial', SINGLE),
-          asks='Binomial less the better of LiftedStruct* and MS mining'),
+          asks='Binomial minus the better of LiftedStruct* and MS mining'),
     of_cars('by adding a mining step based on Similarity-P, the performances of '
           'LiftedStruct*, Binomial and MS weighting are consistently improved by a large margin',
-          'section 5.1', mining_helps, asks='with mining less without', quantifier='all',
+          'section 5.1', mining_helps, asks='with mining minus without', quantifier='all',
             about=tuple(f'{NAMES[TRAINED]}, {plain}' for plain in PLAIN)),
     of_cars('our MS weighting increases the Recall@1 by 1.3% over Binomial', 'section 5.1',
-          ahead('MS weighting', ['Binomial']), asks='MS weighting less Binomial'),
+          ahead('MS weighting', ['Binomial']), asks='MS weighting minus Binomial'),
     of_cars('our MS weighting outperforms LiftedStruct*_m by 69.7% → 73.2% at recall@1',
           'section 5.1', ahead('MS weighting', ['LiftedStruct*']), errata=('B12',),
-          asks='MS weighting less LiftedStruct*, to which the number 69.7 belongs'),
+          asks='MS weighting minus LiftedStruct*, to which the number 69.7 belongs'),
     of_cars('Binomial_m also improves the recall@1 with 67.0% → 74.6% over the MS mining',
-          'section 5.1', ahead('Binomial_m', ['MS mining']), asks='Binomial_m less MS mining'),
+          'section 5.1', ahead('Binomial_m', ['MS mining']), asks='Binomial_m minus MS mining'),
     of_cars('LiftedStruct*_m obtains a significant performance improvement over MS sampling',
           'section 5.1', ahead('LiftedStruct*_m', ['MS mining']),
-          asks='LiftedStruct*_m less MS mining'),
+          asks='LiftedStruct*_m minus MS mining'),
     of_cars('BinLifted, which uses a weighting scheme considering both similarities-S and '
           'similarities-N, has lower performance than that of single Binomial', 'section 5.1',
-          ahead('Binomial', ['BinLifted']), errata=('B9',), asks='Binomial less BinLifted'),
+          ahead('Binomial', ['BinLifted']), errata=('B9',), asks='Binomial minus BinLifted'),
     Claim(PAPER, 'this modification can boost the performance of lifted-structure loss empirically',
           'section 5.1', ahead('LiftedStruct*', ['LiftedStruct'], (BIRDS, TRAINED)),
-          asks='LiftedStruct* less lifted structure'),
+          asks='LiftedStruct* minus lifted structure'),
     Claim(PAPER, 'the performance is increased consistently with the embedding dimension except at '
           '1024', 'section 5.2', grows_with_size, asks='slope from 64 to 512 numbers',
           quantifier='all', unit=DOUBLING),
     Claim(PAPER, 'embedding sizes larger than 512 are not necessary', 'figure 3', past_512,
-          asks='1,024 numbers less 512', quantifier='equal'),
+          asks='1,024 numbers minus 512', quantifier='equal'),
     Claim(PAPER, 'our MS loss improves Recall@1 by 7% on the CUB200, and 4% on the Cars-196 over '
           'Proxy-NCA at dimension 64', 'section 5.3', ahead('MS', ['ProxyNCA']),
-          errata=('B12',), asks='MS less Proxy-NCA'),
+          errata=('B12',), asks='MS minus Proxy-NCA'),
     Claim(PAPER, 'the performance on the CUB200 decreases when the batch-size is increased',
           'S, section 4', grows_with_batch((BIRDS, CARS), -1), errata=('B12',),
           asks='loss with the batch', unit=DOUBLING, obstacle=OWN_DATA),
@@ -641,7 +641,7 @@ CLAIMS = [
     Claim(PAPER, 'by using a small batch-size of 20 on the SOP dataset, our MS mining is difficult '
           'to collect any informative pair at some iterations, which happened at over 20% '
           'iterations in our experiments', 'S, section 4',
-          empty_batches, asks='share of batches without a pair, less 20 %',
+          empty_batches, asks='share of batches without a pair minus 20 %',
           unit='percent', obstacle=OWN_DATA),
 ]
 

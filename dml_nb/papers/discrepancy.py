@@ -68,6 +68,7 @@ _PRINTED_WELCH = printed_rows('discrepancy/welch')
 _CLASSIFIED = ('digits', 'fashion_mnist')
 _RETRIEVED = ('cub-50', 'cars196-train-crops')
 _SEEDS = range(1, 11)
+_TRAINED_SEEDS = range(1, 6)    # where a body is trained
 _FEWER_SEEDS = range(1, 4)      # of tables that decide no claim
 _CHOOSING_SEEDS = dict.fromkeys(_CLASSIFIED, (0, 100)) | dict.fromkeys(_RETRIEVED, (0,))
 _BASES = {
@@ -260,7 +261,6 @@ def _choose(
 
 # %% ../../nbs/72_papers.discrepancy.ipynb #0a65b45e
 _NOISY_LABELS = 'symmetric 0.3'
-_LABELS_OF = {'cub-50': ['clean'], 'cars196-train-crops': ['clean', _NOISY_LABELS]}
 #: (data, labels) -> method -> (learning rate, λ)
 _CHOSEN = {
     ('digits', 'clean'): {
@@ -323,8 +323,8 @@ def _final(
     tuned = _NOISY_LABELS if local and labels != 'clean' else 'clean'
     rate, lam = _CHOSEN[data, tuned][_method(local, term)]
     if seeds is None:
-        ran = _SEEDS[:5] if _BASES[data].tail else _SEEDS
-        seeds = ran if labels == tuned else _FEWER_SEEDS
+        every = _TRAINED_SEEDS if _BASES[data].tail else _SEEDS
+        seeds = every if labels == tuned else _FEWER_SEEDS
     return [_recipe(data, local, term, lam, labels, **dict(lr=rate, seed=seed) | fields)
             for seed in seeds]
 
@@ -343,6 +343,12 @@ _MEASURES_5 = {'NMI': 'nmi', 'R@1': 'recall@1', 'R@2': 'recall@2', 'R@4': 'recal
 def _cases_probe(labels) -> list: # of (row, column, recipes)
     return [(_method(local, term), f'{data}, {labels}', _final(data, local, term, labels))
             for data in _CLASSIFIED for local, term in _PAIRS]
+
+
+def _tuned_labels(
+    data:str,
+) -> list: # names in `_NOISE`
+    return [labels for each, labels in _CHOSEN if each == data]
 
 
 def _retrieval_recipes(
@@ -633,7 +639,7 @@ def _photo_recipes(
     def recipes(scale):
         if scale == 'paper':
             return paper_recipes(official[data])
-        found = _retrieval_recipes(data, *_LABELS_OF[data])
+        found = _retrieval_recipes(data, *_tuned_labels(data))
         if scale == 'medium':
             tuned = dict(frozen=False, tail=0, size=112, augment='crop_flip', lr=3e-4, valid=0.)
             return [replace(recipe, **tuned) for recipe in found if recipe.seed <= 3]
@@ -763,10 +769,10 @@ def _gains(locals_=tuple(_LOCAL_NAMES), **settings): # a test: data set and loss
 
 def _gains_photos(term): # a test of NMI and Recall@1 on cars, where a body is trained
     def test(file):
-        data = _RETRIEVED[1]
+        _, data = _RETRIEVED
         return {f'{data}, {local}, {labels}, {name}':
                     _added(file, data, local, term, labels=labels, measure=key)
-                for labels in _LABELS_OF[data] for local in _LOCAL_NAMES
+                for labels in _tuned_labels(data) for local in _LOCAL_NAMES
                 for name, key in (('NMI', 'nmi'), ('R@1', 'recall@1'))}
     return test
 

@@ -13,8 +13,9 @@ import torch
 if hasattr(os, 'fork'):
     multiprocessing.set_forkserver_preload([
         'dml_nb.cli', 'dml_nb.search.browser', 'dml_nb.search.everyday', 'dml_nb.search.folders',
-        'dml_nb.training.memory', 'dml_nb.training.recovery', 'fastai.distributed',
-        'starlette.testclient'])
+        'dml_nb.training.memory', 'dml_nb.training.recovery', 'execnb.shell', 'fastai.distributed',
+        'fastai.vision.all', 'matplotlib.pyplot', 'nbformat', 'pytest', 'starlette.testclient',
+        'sympy'])
 
 
 @pytest.fixture

@@ -414,13 +414,21 @@ def outcome_table(
     claims:list, # of `Claim`
     record:dict, # content of results/papers/….json
 ) -> str: # Markdown
-    "A row for each claim: its outcome, and the mean with its interval or the reason."
-    rows = []
+    "A row for each claim: its outcome and the mean with its interval; folded, why not."
+    rows, untested = [], []
     for number, (claim, outcome) in enumerate(zip(claims, settle(claims, record)), 1):
-        unit = '' if outcome.reason else f' ({claim.unit})'
-        rows.append([f'{number}', claim.asks or f'“{claim.text}”', f'**{outcome.kind}**',
-                     outcome.measured(claim.style) + unit])
-    return as_markdown(['', 'test', 'outcome', 'measured, or why not'], rows)
+        quoted = f'“{claim.text}”'
+        if outcome.reason:
+            untested.append([f'{number}', quoted, outcome.reason])
+        else:
+            rows.append([f'{number}', claim.asks or quoted, f'**{outcome.kind}**',
+                         f'{outcome.measured(claim.style)} ({claim.unit})'])
+    table = as_markdown(['', 'what was measured', 'the claim', 'result'], rows)
+    if untested:
+        reasons = as_markdown(['', 'claim', 'why not'], untested)
+        table += ('\n\n<details>\n<summary>Not testable here: '
+                  f'{len(untested)} claims, and why</summary>\n\n{reasons}\n\n</details>')
+    return table
 
 # %% ../../nbs/69_papers.claims.ipynb #e13ffc48
 def pick(

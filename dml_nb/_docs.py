@@ -34,6 +34,13 @@ def folded_source(cell):
         cell.source = cell.source.replace(shown, shown.replace('show', 'true', 1), 1)
 
 
+def drop_notes(cell):
+    "Leave out that a measurement was kept: the folded code says how it is repeated."
+    if cell.get('outputs'):
+        cell.outputs = [output for output in cell.outputs if not ''.join(
+            output.get('text', '')).startswith('Shown: the measurement kept in results/')]
+
+
 def unsearched(cell):
     "Leave folded checks out of the index of the search: a reader looks for what they prove."
     if cell.cell_type == 'markdown':

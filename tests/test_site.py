@@ -40,6 +40,14 @@ def test_checks_and_the_link_to_colab_stay_out_of_the_search():
     assert checks == [source for source in sources if _docs.UNSEARCHED in source]
 
 
+def test_that_a_measurement_was_kept_is_left_out():
+    page = root/'nbs'/'10_losses.pairs.ipynb'
+    work = NBProcessor(page, procs=[FrontmatterProc, _docs.drop_notes], rm_directives='quarto')
+    before, _ = str(work.nb.cells).count('Shown: the measurement'), work.process()
+    assert (before, str(work.nb.cells).count('Shown: the measurement')) == (1, 0)
+    assert '| Contrastive | 9.7 ms' in str(work.nb.cells)               # the table stays
+
+
 def test_titles_of_papers_lead_to_the_bibliography():
     sources = '\n'.join(processed(root/'nbs'/'17_losses.dro.ipynb', _docs.link_papers))
     title = r'\*A\s+Simple\s+and\s+Effective\s+Framework\s+for\s+Pairwise\s+Deep\s+Metric\s+Learning\*'

@@ -12,6 +12,7 @@ Modules:
 - `dml_nb.core`: Unit rows, similarities in full precision, and labels in any form.
 - `dml_nb.data.benchmarks`: The published sets of the field, read in their official layouts
 - `dml_nb.data.classes`: One function decides the class of a picture in a folder or a zip, and warns of merged folders
+- `dml_nb.data.decoding`: Formats, orientation, greys and sizes: one picture from one file, or an error that names the file
 - `dml_nb.data.glyphs`: Characters of five scripts in sixteen typefaces; Latin is for training, the others for testing
 - `dml_nb.data.images`: Pictures and vectors from files or arrays, decoded once, with labels and a fingerprint
 - `dml_nb.data.noise`: Make wrong labels on purpose, see what they do to pairs, and test whether a loss is robust.

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dml_nb.data import images, load_data, pixels
-from dml_nb.data.images import read_image
+from dml_nb.data import decoding, load_data, pixels
+from dml_nb.data.decoding import read_image
 from dml_nb.data.pixels import KeptPixels
 from dml_nb.training import create_embedder, save_embedder
 
@@ -133,7 +133,7 @@ def test_another_decoder_decodes_again(changed, decoded, files, tmp_path, monkey
 
 
 def test_the_code_that_decodes_is_that_of_pictures():
-    assert pixels.inspect.getsourcefile(pixels._decode) == images.__file__
+    assert pixels.inspect.getsourcefile(pixels._decode) == decoding.__file__
 
 
 def test_pictures_in_a_zip(decoded, files, tmp_path):

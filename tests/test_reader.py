@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import tempfile
+import traceback
 from difflib import unified_diff
 
 import nbformat
@@ -20,6 +21,7 @@ import torch
 from execnb.shell import CaptureShell
 from test_pages import first_block, pages, root
 
+LIMIT = 120     # CPU seconds: what a page takes of a reader's time if it has one core for itself
 HANGS = 900     # seconds by the clock of a single cell, on cores that others use too
 
 
@@ -58,13 +60,13 @@ def run(page, ran, folder, environment, pipe):
     os.chdir(folder)
     tempfile.tempdir = None
     torch.set_num_threads(1)
-    shell = CaptureShell()
+    shell, error = CaptureShell(), ''
     try:
         shell.execute(page, ran, exc_stop=True, cell_timeout=HANGS)
-    except BaseException:               # what a cell raises, an exit or an interrupt included
-        pass
+    except BaseException:               # what a cell raises, an exit included
+        error = shell.prettytb(page.name) or traceback.format_exc()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    pipe.send((shell.prettytb(page.name), sum(each.ru_utime + each.ru_stime for each in used)))
+    pipe.send((error, sum(each.ru_utime + each.ru_stime for each in used)))
 
 
 def shown(cell):
@@ -145,3 +147,4 @@ def test_reader_runs_first_block_and_all(page, clone, environment):
     assert not differences, '\n'.join([page.name, *differences])
     changed = {path for path, _ in contents(clone).items() ^ files.items()}
     assert not changed, f'{page.stem} writes {sorted(changed)}'
+    assert seconds <= LIMIT, f'{page.stem} takes {seconds:.0f} CPU seconds'

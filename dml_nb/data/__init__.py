@@ -2,7 +2,8 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    'images': ['ImageSet', 'read_image'],
+    'decoding': ['read_image'],
+    'images': ['ImageSet'],
     'glyphs': ['draw_glyphs'],
     'sources': ['load_data'],
     'splits': ['split_by_class', 'split_by_image'],

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .images import ImageSet, read_image, reading, sides_of
+from .decoding import read_image, reading, sides_of
+from .images import ImageSet
 from dml_nb.data.readers import (
     Folder, as_integers, check_classes, numbered_classes, picture_set, read_folder, read_zip,
     without_broken)

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import PurePosixPath
 
 # %% ../../nbs/31_data.classes.ipynb #5eaf6476
-from .images import HEIF, reads_heif
+from .decoding import HEIF, reads_heif
 from ..support.validate import check_number
 
 # %% ../../nbs/31_data.classes.ipynb #c513ec40

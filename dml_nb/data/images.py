@@ -15,9 +15,7 @@ __all__ = ['is_sets', 'ImageSet']
 
 # %% ../../nbs/30_data.images.ipynb #b42bf888
 import hashlib, json, math, mmap, os
-from contextlib import contextmanager
 from copy import copy
-from io import BytesIO
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 
@@ -25,146 +23,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastcore.basics import patch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from ..core import as_labels
+from .decoding import _decode, _opened, in_unit_interval, sides_of
 from ..support.validate import check_choice, check_number
-
-# %% ../../nbs/30_data.images.ipynb #1a97356a
-def sides_of(size) -> tuple | None: # (height, width)
-    "Height and width from `size`: one side of a square, a pair, or None"
-    if size is None: return None
-    sides = (size, size) if np.ndim(size) == 0 else tuple(size)
-    if len(sides) != 2:
-        raise ValueError(f'size: expected one side, or height and width, got {size!r}')
-    return tuple(int(check_number('size', side, lo=1, integer=True)) for side in sides)
-
-# %% ../../nbs/30_data.images.ipynb #c87601e8
-@contextmanager
-def reading(
-    path, # the file that the block reads
-    wanted, # such as 'expected a zip'
-    fault='it cannot be read', # what the message says after any other exception
-):
-    "Raises FileNotFoundError for a missing file, ValueError after any other exception in the block"
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f'{path}: {wanted}, there is no such file') from error
-    except Exception as error:
-        raise ValueError(f'{path}: {wanted}, {fault} ({error})') from error
-
-
-def existing_file(path, kind) -> Path:
-    "The path of an existing file. Raises FileNotFoundError for any other."
-    path = Path(path or '').expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: expected {kind}, there is no such file')
-    return path
-
-# %% ../../nbs/30_data.images.ipynb #5bde0c03
-def _in_mode(picture, mode):
-    "A PIL image, upright, with 8 bits per channel, in mode 'RGB' or 'L'"
-    if picture.mode in ('I', 'F'):
-        raise ValueError(f'its pixels are 32 bits wide, mode {picture.mode}; '
-                         'save it with 8 or 16 bits')
-    picture.load()                                          # some formats store EXIF at the end
-    if picture.getexif().get(274, 1) != 1:                  # 274: the EXIF tag of orientation
-        picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith('I;16'):
-        grey = (np.asarray(picture) / 257).round().astype(np.uint8)
-        picture = Image.fromarray(grey)
-    if picture.mode == 'P' and 'transparency' in picture.info:
-        picture = picture.convert('RGBA')
-    return picture if picture.mode == mode else picture.convert(mode)
-
-# %% ../../nbs/30_data.images.ipynb #709f1cef
-def _fitted(picture, size, fit):
-    "A PIL image resized to (height, width)"
-    wanted = size[::-1]
-    if fit == 'squash':
-        return picture.resize(wanted, Image.Resampling.BILINEAR)
-    if fit == 'pad':
-        return ImageOps.pad(picture, wanted, Image.Resampling.BILINEAR)
-    return ImageOps.fit(picture, wanted, Image.Resampling.BILINEAR)
-
-# %% ../../nbs/30_data.images.ipynb #d0490e78
-HEIF = {'.heic', '.heif'} # suffixes of pictures from many phones
-
-
-def reads_heif() -> bool:
-    "Whether HEIF pictures can be read, which needs the extra `heif`"
-    if '.heic' not in Image.EXTENSION:
-        try:
-            from pillow_heif import register_heif_opener
-        except ImportError:
-            return False
-        register_heif_opener()
-    return '.heic' in Image.EXTENSION
-
-
-@contextmanager
-def _opened(file):
-    "A PIL image of a path, or of a file in a zip, which has the attribute `archive`"
-    fault = 'it cannot be read'
-    if os.path.splitext(str(file))[1].lower() in HEIF and not reads_heif():
-        fault += ' without pip install "dml_nb[heif]"'
-    with reading(file, 'expected a picture', fault):
-        content = BytesIO(file.read_bytes()) if hasattr(file, 'archive') else file
-        with Image.open(content) as picture:
-            yield picture
-
-# %% ../../nbs/30_data.images.ipynb #cf68c815
-def picture_pixels(picture, size, mode, fit) -> Tensor: # (C, H, W) uint8
-    "The pixels of a PIL image"
-    picture = _in_mode(picture, mode)
-    if size is not None:
-        picture = _fitted(picture, size, fit)
-    x = np.array(picture)
-    return torch.from_numpy(x[None] if x.ndim == 2 else np.ascontiguousarray(x.transpose(2, 0, 1)))
-
-
-def in_unit_interval(
-    pixels:Tensor, # uint8, of one picture
-) -> Tensor: # float32 in [0, 1]
-    "Equals `pixels / 255`, computed in one thread, as several threads already read pictures"
-    return torch.from_numpy(pixels.numpy() / np.float32(255))
-
-
-def _decode(file, size, mode, fit) -> Tensor: # (C, H, W) uint8
-    "The pixels of one picture in a file"
-    with _opened(file) as picture:
-        return picture_pixels(picture, size, mode, fit)
-
-
-def read_image(
-    path, # one picture file
-    size=None, # side in pixels, or (height, width); None: unchanged
-    mode:str='RGB', # 'RGB' (3 channels) or 'L' (grey, 1 channel)
-    fit:str='cut', # how it is resized: 'cut', 'squash' or 'pad'
-) -> Tensor: # (C, H, W) float32 in [0, 1]
-    """One picture, turned upright by its EXIF tag.
-
-    Raises ValueError with the file's name if the file cannot be read, FileNotFoundError if it does
-    not exist."""
-    check_choice('mode', mode, 'RGB', 'L')
-    check_choice('fit', fit, 'cut', 'squash', 'pad')
-    return in_unit_interval(_decode(path, sides_of(size), mode, fit))
-
-# %% ../../nbs/30_data.images.ipynb #a4458f61
-def small_jpeg(
-    file, # of a picture
-    side:int=256, # pixels of its longer side, at most
-) -> bytes:
-    "A small copy of a picture, upright, as a JPEG. Raises as `read_image`."
-    with _opened(file) as picture:
-        picture.draft('RGB', (side, side))
-        small = _in_mode(picture, 'RGB')
-        small.thumbnail((side, side))
-        content = BytesIO()
-        small.save(content, 'JPEG', quality=85)
-    return content.getvalue()
 
 # %% ../../nbs/30_data.images.ipynb #3f5b6964
 def _tensor(name, values) -> Tensor:

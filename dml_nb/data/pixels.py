@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from .images import _decode
+from .decoding import _decode
 from ..support.storage import hash_of, one_writer, write_atomically
 from ..support.validate import check_number
 

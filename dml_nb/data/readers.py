@@ -30,8 +30,8 @@ from pathlib import Path, PurePosixPath
 # %% ../../nbs/31_data.readers.ipynb #c87f24a6
 import numpy as np
 
-from .images import (
-    HEIF, ImageFiles, ImageSet, counts_of_classes, existing_file, reads_heif, reading)
+from .decoding import HEIF, existing_file, reads_heif, reading
+from .images import ImageFiles, ImageSet, counts_of_classes
 from .classes import (
     ENDINGS, LEAF, check_depth, classes_of, contents_of, is_picture, one_spelling, say_not_read)
 from ..support.validate import check_choice

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from .classes import WORDS, levels_above, one_spelling
-from .images import ImageSet, Vectors, existing_file, is_sets, reading
+from .decoding import existing_file, reading
+from .images import ImageSet, Vectors, is_sets
 from .readers import (
     FOLDERS, Folder, _Archive, _leads_outside, as_integers, check_classes, numbered_classes, picture_set)
 from ..support.validate import check_choice

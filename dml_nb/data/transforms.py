@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .images import ImageSet, sides_of, stack_pictures
+from .decoding import sides_of
+from .images import ImageSet, stack_pictures
 from ..support.validate import check_number
 
 # %% ../../nbs/35_data.transforms.ipynb #0767b49e

@@ -414,7 +414,7 @@ def outcome_table(
     claims:list, # of `Claim`
     record:dict, # content of results/papers/….json
 ) -> str: # Markdown
-    "A row for each claim: its outcome and the mean with its interval; folded, why not."
+    "A row for each claim that was tested, with its outcome; folded below, the others and why not."
     rows, untested = [], []
     for number, (claim, outcome) in enumerate(zip(claims, settle(claims, record)), 1):
         quoted = f'“{claim.text}”'

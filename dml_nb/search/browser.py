@@ -37,7 +37,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from .. import DEFAULT_LOSS
-from ..data.images import small_jpeg
+from ..data.decoding import small_jpeg
 from ..evaluation.relevance import per_label
 from .folders import nothing_text, search_folder
 from dml_nb.search.mistakes import (

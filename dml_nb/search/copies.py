@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from ..support.storage import write_atomically
 from ..support.validate import check_number
-from ..data.images import ImageSet, _opened, picture_pixels
+from ..data.decoding import _opened, picture_pixels
+from ..data.images import ImageSet
 from ..evaluation.retrieval import RetrievalReport, evaluate
 from .folders import check_page, small_figure, write_page
 from .pictures import located

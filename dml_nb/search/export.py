@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import unit
-from ..data.images import sides_of
+from ..data.decoding import sides_of
 from ..support.storage import hash_of, json_bytes, write_atomically
 from ..training.embedding import Embedder, Pictures, stack_batch
 from ..training.features import load_embedder

@@ -26,7 +26,7 @@ import torch
 from ..support.storage import one_writer, write_atomically
 from ..support.validate import check_number
 from ..data.classes import is_picture
-from ..data.images import small_jpeg
+from ..data.decoding import small_jpeg
 from ..data.pixels import file_state
 from ..data.readers import file_at
 from ..data.sources import name_and_path

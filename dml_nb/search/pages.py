@@ -23,7 +23,7 @@ from fasthtml.common import (
     Script, Table, Tbody, Td, Th, Thead, Title, Tr, Wbr, to_xml)
 from starlette.responses import HTMLResponse, Response
 
-from ..data.images import small_jpeg
+from ..data.decoding import small_jpeg
 from .mistakes import Collection
 
 # %% ../../nbs/58_search.pages.ipynb #c2f5e6df

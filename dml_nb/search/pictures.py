@@ -31,8 +31,8 @@ from ..support.storage import write_atomically
 from ..support.validate import check_number
 from ..data.classes import (
     LEAF, check_depth, classes_of, contents_of, is_picture, say_not_read)
-from ..data.images import (
-    ImageSet, _opened, codes_of_groups, counts_of_classes, is_sets)
+from ..data.decoding import _opened
+from ..data.images import ImageSet, codes_of_groups, counts_of_classes, is_sets
 from ..data.readers import (
     FOLDERS, Folder, _Archive, _files_and_folders, check_merging, merged)
 from ..data.sources import load_data, name_and_path, options_of

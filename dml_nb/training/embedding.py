@@ -30,9 +30,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..core import unit
-from dml_nb.data.images import (
-    ImageFiles, ImageSet, _decode, in_unit_interval, picture_pixels, reading, reads_heif,
-    sides_of)
+from ..data.decoding import (
+    _decode, in_unit_interval, picture_pixels, reading, reads_heif, sides_of)
+from ..data.images import ImageFiles, ImageSet
 from ..data.classes import contents_of, is_picture
 from ..support.validate import check_choice, check_number
 from dml_nb.training.networks import (

@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from ..data.benchmarks import data_folder
-from ..data.images import sides_of
+from ..data.decoding import sides_of
 from .bodies import QUICK
 
 # %% ../../nbs/49_training.networks.ipynb #e1375c97

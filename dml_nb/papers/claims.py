@@ -233,7 +233,7 @@ class Setting:
     def obstacle(self) -> str: # '' where it counts
         "Why it does not count: an arm that does not beat its input, or one that is not tuned."
         if self.below():
-            return f"not above its input: {', '.join(self.below())}"
+            return f"a method is not above its input: {', '.join(self.below())}"
         return '' if self.not_tuned() == [self.leader] else self.restriction()
 
     def restriction(self) -> str: # '' where it counts on both sides
@@ -299,7 +299,7 @@ class Claim:
         if not counted and not obstacle:
             kinds = Counter(reason.partition(':')[0] for reason in why.values())
             obstacle = 'no setting counts: ' + ', '.join(
-                f'{kind} ({n} of {len(why)})' for kind, n in kinds.items())
+                f'{kind} in {n} of {len(why)}' for kind, n in kinds.items())
         if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
             obstacle = f'of {len(settings)} settings only {len(counted)} can count'
         restrictions = [each.restriction() for each in counted.values()]
@@ -421,9 +421,9 @@ def outcome_table(
         if outcome.reason:
             untested.append([f'{number}', quoted, outcome.reason])
         else:
-            rows.append([f'{number}', claim.asks or quoted, f'**{outcome.kind}**',
+            rows.append([f'{number}', in_words(claim), f'**{outcome.kind}**',
                          f'{outcome.measured(claim.style)} ({claim.unit})'])
-    table = as_markdown(['', 'what was measured', 'the claim', 'result'], rows)
+    table = as_markdown(['', 'what the claim asks for', 'verdict', 'what was measured'], rows)
     if untested:
         reasons = as_markdown(['', 'claim', 'why not'], untested)
         table += ('\n\n<details>\n<summary>Not testable here: '

@@ -183,12 +183,12 @@ def read_bench(
 def measured_on(
     measured:dict, # as `read_bench` returns it
 ) -> str: # 'AMD EPYC, 1 thread, torch 2.15.0, 2026-11-22, code 5f2c9a1e'
-    "Where, when and with which code, in words, to be shown with the numbers."
-    threads = measured['threads']
+    "Where, when and, if the file says it, with which code, to be shown with the numbers."
+    threads, code = measured['threads'], code_of(measured)
     return (f"{measured['machine'].get('device') or measured['machine']['cpu']}, "
             f"{threads} thread{'s' if threads > 1 else ''}, "
-            f"torch {measured['versions']['torch'].split('+')[0]}, {measured['date']}, "
-            f"{code_of(measured)}")
+            f"torch {measured['versions']['torch'].split('+')[0]}, {measured['date']}"
+            f"{'' if code == 'code not recorded' else f', {code}'}")
 
 
 def code_of(

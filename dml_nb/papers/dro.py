@@ -636,8 +636,8 @@ def step_times(
 # %% ../../nbs/70_papers.dro.ipynb #b90857f9
 ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
         'difference between two of them would not refute it')
-FEWER_STEPS = ('with the same number of pictures a larger batch makes fewer steps, so the effect of '
-               'the ratio cannot be told from that of the steps (with four times the steps the '
+FEWER_STEPS = ('with the same number of pictures a larger batch makes fewer steps, so the effect '
+               'of the ratio cannot be told from that of the steps (with four times the steps the '
                'decrease of DWS on Omniglot is gone)')
 THEIR_CODE = 'it is about the times of the authors\' own implementations'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'

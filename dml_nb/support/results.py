@@ -198,6 +198,32 @@ def code_of(
     code = measured.get('code') or 'not recorded'
     return 'code ' + re.sub('(?<=[0-9a-f]{8})[0-9a-f]{8}', '', code).replace(', ', ' and ')
 
+# %% ../../nbs/02_support.results.ipynb #c3a90b11
+def all_scores(
+    folder='../results',
+) -> dict: # 'Omniglot', 'birds' and 'cars' -> {loss: MAP@R in points}
+    """What every loss reached on test classes: the mean over seeds, on birds and cars also over two
+    networks. N-pairs, which is InfoNCE at another temperature, is left out."""
+    def read(name):
+        return json.loads((Path(folder)/name).read_text(encoding='utf-8'))['rows']
+
+    values = {'Omniglot': {}, 'birds': {}, 'cars': {}}
+    for row in read('drawings.json'):
+        values['Omniglot'].setdefault(row['loss'], []).extend(row['map@r'])
+    for row in read('all_losses.json'):
+        pictures = 'birds' if row['task'].startswith('cub') else 'cars'
+        values[pictures].setdefault(row['loss'], []).extend(row['map@r'])
+    return {pictures: {loss: 100 * sum(found) / len(found) for loss, found in of_loss.items()
+                       if loss != 'n_pairs'} for pictures, of_loss in values.items()}
+
+
+def places_of(
+    loss:str, # its name
+    scores:dict, # as of `all_scores`
+) -> list: # one for each set of pictures, 1 is the best
+    return [1 + sum(score > of_loss[loss] for score in of_loss.values())
+            for of_loss in scores.values()]
+
 # %% ../../nbs/02_support.results.ipynb #554faad7
 def measurement(
     name:str, # 'PAGE' or 'PAGE.WHAT', as 'losses.dro' or 'losses.adapted.speed'

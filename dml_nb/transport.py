@@ -7,7 +7,7 @@ domain, and `Wasserstein`, `SinkhornDivergence`, `EnergyDistance` and `MMD` meas
 points. The equations are 7 to 16 and Algorithm 1 of S. K. Roy, Y. Han, M. Harandi and L.
 Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022 (the DCDL
 paper). After this page you can derive the Sinkhorn iteration, say why it fails at ε =
-0.0025 when run as printed, and replace its last hundred thousand sweeps by a few.
+0.0025 when run as printed, and replace ten thousand of its sweeps by sixteen.
 
 Docs: https://dml-nb.github.io/dml_nb/transport.html.md"""
 

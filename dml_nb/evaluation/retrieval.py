@@ -379,7 +379,7 @@ def ranks_outside(
 @torch.no_grad()
 def evaluate(
     z, # (B, D) queries: tensor, array (also on a disk), or an iterator of blocks of rows
-    labels, # (B,) integers or strings; a negative integer means unlabelled, left out
+    labels, # (B,) integers or strings; -1 means unlabelled, left out
     gallery=None, # (G, D) embeddings to search, as `z`; default: for each row all others
     gallery_labels=None, # (G,)
     cameras=None, # (B,) integers or strings: items of the same label and camera are not ranked

@@ -1,6 +1,7 @@
 """Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
 
-This page has four losses for retrieval in which a margin decides which pairs still count. The
+This page has four losses for retrieval with a margin. In two it decides which pairs still count;
+in the others it moves the point at which a weight changes sign. The
 tuplet margin makes the angle of a positive smaller before it is compared. Intra-pair variance lets
 similarities differ from their mean by a small share (both Yu and Tao, 2019). The margin loss (Wu et
 al., 2017) puts a boundary between near and far, which each class can learn for itself. The centroid

@@ -302,7 +302,7 @@ LOSSES.update(
         '*Sees* only the nearest negatives: at scale 64 a difference of 0.05 decides.'),
     intra_pair_variance=Entry(
         IntraPairVariance,
-        r"$[\mu_P-S]_+^2$, $[S-\mu_N]_+^2$ to the batch's means $\mu$",
+        r"$[(1-\epsilon)\mu_P-S]_+^2$, $[S-(1+\epsilon)\mu_N]_+^2$, $\mu$ the batch's means",
         r'$[S-\mu_N]_+$ less its mean',
         '*Sees* only how much the similarities of each kind spread, not how positives stand to '
         'negatives.'),

@@ -7,8 +7,8 @@ several processes that train together.
 
 A checkpoint is a folder of one safetensors and one JSON file, with a hash of each, and one more
 safetensors file for each further process. There is no pickle in it, so reading one runs no code.
-It is written under another name and then renamed, so a process killed while writing leaves the
-previous checkpoint intact.
+Its index.json is written last, and a folder without it does not count, so a process killed while
+writing leaves the previous checkpoint intact.
 
 Docs: https://dml-nb.github.io/dml_nb/training.recovery.html.md"""
 

@@ -56,7 +56,7 @@ Modules:
 - `dml_nb.losses.histogram`: A loss without a margin: how likely is a negative pair above a positive one?
 - `dml_nb.losses.lifted`: A loss that weighs every pair by how it compares with the other pairs of the same image.
 - `dml_nb.losses.margins`: Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
-- `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss, with which the paper on distributionally robust optimisation (DRO) compares.
+- `dml_nb.losses.mining`: Two older ways to choose the negatives of a pair loss: below the positives, or evenly by distance
 - `dml_nb.losses.multisimilarity`: Which pairs are worth a look, and how hard each is pushed.
 - `dml_nb.losses.neighbours`: N-pairs sets one positive against all negatives, NCA all positives together.
 - `dml_nb.losses.pairs`: Losses that weight a pair by its own similarity, and what they cannot see.

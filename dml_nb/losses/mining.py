@@ -1,4 +1,4 @@
-"""Two older ways to choose the negatives of a pair loss, with which the paper on distributionally robust optimisation (DRO) compares.
+"""Two older ways to choose the negatives of a pair loss: below the positives, or evenly by distance
 
 A miner drops pairs before the loss sees them. Semi-hard mining keeps the negatives in a band below
 the threshold of the loss. Distance-weighted sampling draws them inversely to how common their

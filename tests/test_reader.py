@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import tempfile
+import time
 import traceback
 from difflib import unified_diff
 
@@ -21,7 +22,8 @@ import torch
 from execnb.shell import CaptureShell
 from test_pages import first_block, pages, root
 
-LIMIT = 120     # CPU seconds: what a page takes of a reader's time if it has one core for itself
+LIMIT = 120     # seconds that a page may take of one core, where `work` takes WORK of them
+WORK = .7       # seconds of an AMD EPYC
 HANGS = 900     # seconds by the clock of a single cell, on cores that others use too
 
 
@@ -53,8 +55,17 @@ def contents(folder):
             for path in folder.rglob('*') if path.is_file()}
 
 
+def work():
+    "CPU seconds of a fixed piece of work, since machines differ fivefold"
+    start, x = time.process_time(), torch.ones(256, 256)
+    for _ in range(400):
+        x = (x @ x).clamp(max=1.)
+    sum(i * i for i in range(10**7))
+    return time.process_time() - start
+
+
 def run(page, ran, folder, environment, pipe):
-    "Run a page in this process, write it as `ran`, and send how it failed, if so, and CPU seconds"
+    "Run a page in this process, write it as `ran`, and send how it failed, if so, and CPU seconds, as `LIMIT`"
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -66,7 +77,8 @@ def run(page, ran, folder, environment, pipe):
     except BaseException:               # what a cell raises, an exit included
         error = shell.prettytb(page.name) or traceback.format_exc()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    pipe.send((error, sum(each.ru_utime + each.ru_stime for each in used)))
+    seconds = sum(each.ru_utime + each.ru_stime for each in used)
+    pipe.send((error, seconds * WORK / work()))
 
 
 def shown(cell):

@@ -13,6 +13,7 @@ __all__ = ['check_number', 'check_flag', 'check_choice', 'check_generator']
 
 # %% ../../nbs/00_support.validate.ipynb #c4f3d9d7
 import inspect
+import textwrap
 from math import inf
 from numbers import Integral, Real
 
@@ -97,3 +98,19 @@ def takes(method, arguments:int) -> bool:
     except TypeError:
         return False
     return True
+
+# %% ../../nbs/00_support.validate.ipynb #c0ffee02
+def refused(
+    call, # without arguments
+    contains:str='expected', # what the message must include
+    hide='', # a folder, printed as …
+):
+    "Print the ValueError or FileNotFoundError of a call. Raises AssertionError if there is none."
+    said = None
+    try:
+        call()
+    except (ValueError, FileNotFoundError) as error:
+        said = str(error).replace(str(hide), '…') if hide else str(error)
+    assert said is not None, f'expected an error that includes {contains!r}, the call raised none'
+    assert contains in said, said
+    print(textwrap.fill(said, 96, subsequent_indent='    ', break_on_hyphens=False))

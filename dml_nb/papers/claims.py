@@ -222,9 +222,11 @@ class Setting:
     floor:float=None # score of the input without training; None: nothing is trained
     untuned:dict=field(default_factory=dict) # name of an arm -> why it is not tuned
     leader:str='' # the arm that is claimed to be higher
+    loser:str='' # the arm whose failure is the claim: it may end below its input
 
     def below(self) -> list: # names of arms that do not beat their input
-        return [name for name, values in self.arms.items() if self.floor is not None
+        return [name for name, values in self.arms.items()
+                if self.floor is not None and name != self.loser
                 and interval(values)[0] - interval(values)[1] <= self.floor]
 
     def not_tuned(self) -> list: # names of arms

@@ -3,6 +3,8 @@ import json
 import re
 import textwrap
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 #: What Colab has to run before a page: the package, what pages measure against, and their files.
@@ -115,11 +117,22 @@ def no_mail(cell):
                              flags=re.M)
 
 
+#: A link of nbdev to an entry of a page.
+ENTRY = re.compile(r'\[`([^`]+)`\]\([^)\s]*/([\w.]+)\.html#[^)]+\)')
+
+
 def no_chance_links(cell):
-    "Names of losses are no links to functions that happen to be called the same."
+    """Names of losses are no links to functions that happen to be called the same. Private names
+    are no links either: no page has an entry for them."""
     from dml_nb.losses.catalogue import LOSSES
-    names = '|'.join(LOSSES)
-    rewrite(cell, lambda text: re.sub(rf'\[`({names})`\]\([^)]*\)', r'`\1`', text))
+
+    def checked(found):
+        name, page = found[1], found[2]
+        module = import_module(f'dml_nb.{page}') if find_spec(f'dml_nb.{page}') else None
+        private = module is not None and name.partition('.')[0] not in module.__all__
+        return f'`{name}`' if name in LOSSES or private else found[0]
+
+    rewrite(cell, lambda text: ENTRY.sub(checked, text))
 
 
 #: Headings stay, too, whose addresses would change; and a term of a sum.

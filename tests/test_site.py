@@ -153,11 +153,12 @@ def test_code_that_is_no_signature_is_shown_as_it_is():
     assert code.outputs[0]['data']['text/markdown'] == signature.replace('torch.', '')
 
 
-def test_names_of_losses_are_no_links_by_chance():
-    links = '[`circle`](https://x.org/plots.html#circle)', '[`Circle`](https://x.org/c.html#Circle)'
-    text = mk_cell(' and '.join(links), 'markdown')
+def test_only_entries_of_pages_are_links():
+    public = '[`Circle`](https://x.org/losses.contrastive.html#circle)'
+    links = '[`circle`](https://x.org/plots.html#circle)', '[`watch`](https://x.org/plots.html#watch)'
+    text = mk_cell(' and '.join([public, *links]), 'markdown')
     _docs.no_chance_links(text)
-    assert text.source == f'`circle` and {links[1]}'
+    assert text.source == f'{public} and `circle` and `watch`'
 
 
 def shown_cells(page):

@@ -1,7 +1,7 @@
 """A triplet is a triangle: this loss narrows its angle at the negative, for all triplets at once.
 
-An anchor, its positive and a negative form a triangle. The angular loss makes its angle at the
-negative small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
+An anchor, its positive and a negative form a triangle. The angular loss makes the angle at
+the negative small. The loss and its formula are those of J. Wang, F. Zhou, S. Wen, X. Liu
 and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017. S. K. Roy, Y. Han, M. Harandi and
 L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, use it alone
 (equation 3) and added to the N-pairs loss (equation 4, here `AngularNPairs`). After this page you
@@ -29,18 +29,18 @@ from ..weighting import PairLoss, exp_
 
 # %% ../../nbs/14_losses.angular.ipynb #bc2a84fe
 def angular_classes(
-    own:Tensor, # (k, m, m) similarities within k classes of m images; the diagonal is not read
-    N:Tensor, # (k, m, R) similarities of their negatives, -inf: none; overwritten
+    S_UU:Tensor, # (k, m, m) similarities within k classes of m images; the diagonal is not read
+    S_UV:Tensor, # (k, m, R) similarities of their negatives, -inf: none; overwritten
     t:float, # tan² of the angle
     n:Tensor, # pairs (a, p) that the mean runs over, of all classes, a scalar
     memory:Tensor=None, # (k, m, R) to write into
 ) -> tuple: # 1/n Σ_ap log(1 + Z_ap), a scalar in float64; W_UU (k, m, m); W_UV (k, m, R)
     "What whole classes add to the angular loss and to its derivatives (Roy et al. 2022, eq. 3)."
-    top = N.amax(2, keepdim=True)                               # (k, m, 1)
-    top = top.masked_fill(top == -inf, 0.)
-    E = exp_(N.sub_(top).mul_(4 * t))                           # (k, m, R), 0 where no pair is
+    mu = S_UV.amax(2, keepdim=True)                             # (k, m, 1)
+    mu = mu.masked_fill(mu == -inf, 0.)
+    E = exp_(S_UV.sub_(mu).mul_(4 * t))                         # (k, m, R), 0 where no pair is
     A = E @ E.mT                                                # (k, m, m)
-    log_Z = A.log() + 4 * t * (top + top.mT) - 2 * (1 + t) * own
+    log_Z = A.log() + 4 * t * (mu + mu.mT) - 2 * (1 + t) * S_UU
     log_Z.diagonal(dim1=1, dim2=2).fill_(-inf)
     r = log_Z.sigmoid() / n
     C = r / A.clamp(min=torch.finfo(A.dtype).tiny)              # 0 without negatives

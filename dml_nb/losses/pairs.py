@@ -1,15 +1,18 @@
 """Losses that weight a pair by its own similarity, and what they cannot see.
 
 This page has four losses on pairs. They differ in the *weight* of a pair, the derivative of the
-loss by its similarity: how hard the pair is pulled or pushed. Contrastive and binomial weight a
-pair by its own similarity and by nothing else. BinLifted averages the binomial weight with one that
-compares the pair with its rivals, the other positives or the other negatives of the anchor.
-`EqualWeights` gives the same weight to all pairs that a *miner* keeps; a miner drops easy pairs
-before the loss is computed. The source is X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott,
-*Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations
-4, 9 and 10, and its supplement, equations 10 and 11. After this page you can prove each weight, run
-the losses with any miner, and show from the weights where an average of two good weightings goes
-wrong.
+loss by the pair's similarity: it says how hard the pair is pulled or pushed.
+
+- `Contrastive` and `Binomial` weight a pair by its own similarity alone.
+- `BinLifted` averages the binomial weight with one that compares the pair with its rivals, the
+  other positives or the other negatives of the anchor.
+- `EqualWeights` gives the same weight to all pairs that a *miner* keeps. A miner drops easy pairs
+  before the loss is computed.
+
+The source is X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with
+General Pair Weighting for Deep Metric Learning*, CVPR 2019, equations 4, 9 and 10, and its
+supplement, equations 10 and 11. After this page you can prove each weight, run the losses with any
+miner, and show from the weights where an average of two good weightings goes wrong.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.pairs.html.md"""
 
@@ -85,7 +88,7 @@ class Binomial(PairLoss):
         alpha:float=2., # sharpness on positives
         beta:float=50., # sharpness on negatives
         lam:float=.5, # the similarity that parts near from far
-        miner=None, # object with `mine(P, N, pairs)`; P_i and N_i then count what it keeps
+        miner=None, # object with `mine(P, N, pairs)`; n_pos, n_neg count what it keeps
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)

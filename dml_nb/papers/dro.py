@@ -652,9 +652,8 @@ CLAIMS = [
     claim(text='the flexibility of our DRO framework to adopt different loss functions',
           place='section 4.1', errata=('A19',), obstacle=ABLE),
     claim(text='exactly recover the gradient in (5)', place='section 3.3', errata=('A4',),
-          test=same_gradient, quantifier='equal', effect=1e-6, unit='of the gradient',
-          style='.0e', asks='gradient at γ = 1 with a margin that leaves no loss at zero minus '
-          'that of LS'),
+          test=same_gradient, quantifier='equal', effect=1e-6, unit='(relative)',
+          style='.0e', asks='gradient of KL-G at γ = 1 minus that of LS, where no pair has a loss of zero'),
     claim(text='our method performs similarly to LS loss, which verifies that our method recovers '
           'LS loss', place='section 4.2.1', errata=('A4', 'A16'), quantifier='equal',
           test=difference('DRO-KL-G 1', 'LS'), asks='KL-G at γ = 1 (margin .2) minus LS'),
@@ -689,7 +688,8 @@ CLAIMS = [
     claim(text='all of three proposed variants of DRO framework run faster than other '
           '*anchor-based* mining methods and losses', place='section 4.2.4',
           test=slowest_variant, quantifier='all', effect=15., unit='percent', style='.0f',
-          asks='by how much the slowest of the three is faster than a loop over anchors'),
+          asks='how much faster the slowest form (top-K, top-K-PN, KL) is than a loop '
+               'over anchors'),
     claim(text='LS loss is slower than MS loss', place='section 4.2.4', obstacle=THEIR_CODE),
     claim(text='SH is slower than DWS', place='section 4.2.4', obstacle=THEIR_CODE),
 ]

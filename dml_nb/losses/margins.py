@@ -1,15 +1,14 @@
 """Tuplet margin, intra-pair variance, margin loss and centroid triplet: what a margin does to the weights of pairs.
 
-This page has four losses for retrieval with a margin. In two it decides which pairs still count;
-in the others it moves the point at which a weight changes sign. The
-tuplet margin makes the angle of a positive smaller before it is compared. Intra-pair variance lets
-similarities differ from their mean by a small share (both Yu and Tao, 2019). The margin loss (Wu et
-al., 2017) puts a boundary between near and far, which each class can learn for itself. The centroid
-triplet (Wieczorek et al., 2021) compares an anchor with class means. All are functions of S, the
-similarities of a batch, so each is known by its value and by its pair weights, the derivative of
-the value by S. After this page you can say which pairs each loss leaves alone, let every class
-learn its boundary, and name the cases in which a margin pushes positives apart or pulls negatives
-together.
+This page has four losses for retrieval with a margin. In two of them the margin decides which pairs
+still count: the margin loss (Wu et al., 2017) puts a boundary between near and far, which each class
+can learn for itself, and the centroid triplet (Wieczorek et al., 2021) compares an anchor with class
+means. In the other two, by Yu and Tao (2019), it moves the point at which a weight changes sign: the
+tuplet margin makes the angle of a positive smaller before it is compared, and intra-pair variance
+lets similarities differ from their mean by a small share. The page gives the value of each and its
+pair weights, the derivatives by the similarities. After it you can say which pairs each loss leaves
+alone, let every class learn its boundary, and name the cases in which a margin pushes positives
+apart or pulls negatives together.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.margins.html.md"""
 
@@ -53,8 +52,8 @@ class TupletMargin(PairLoss):
     positive) (Yu and Tao, 2019)"""
     def __init__(
         self,
-        margin:float=5.73, # β, in degrees
-        scale:float=64., # s
+        margin:float=5.73, # δ, in degrees
+        scale:float=64., # γ
         **kwargs, # `normalize`, `block`
     ):
         super().__init__(**kwargs)
@@ -67,7 +66,7 @@ class TupletMargin(PairLoss):
         P.masked_fill_(absent, 0.)
         sine, inverse = root(1 - P * P)
         along, across = cos(radians(self.margin)), sin(radians(self.margin))
-        eased = along * P + across * sine                                # (b, c) cos(θ - β)
+        eased = along * P + across * sine                                # (b, c) cos(θ - δ)
         slope = along - across * P * inverse
         against, softmax = log_sum_exp(N.mul_(self.scale))               # (b, 1), (b, R)
         x = (against - self.scale * eased).masked_fill(absent, -inf)     # -inf: a side is missing
@@ -78,8 +77,8 @@ class TupletMargin(PairLoss):
 
 # %% ../../nbs/22_losses.margins.ipynb #bd841639
 class IntraPairVariance(PairLoss):
-    """Mean [(1 - ε_p) μ_p - S_p]₊² of positives + mean [S_n - (1 + ε_n) μ_n]₊² of negatives, μ
-    being their means in the batch (Yu and Tao, 2019)"""
+    """Mean [(1 - ε₊) μ₊ - S]₊² of positives + mean [S - (1 + ε₋) μ₋]₊² of negatives, μ being
+    their means in the batch (Yu and Tao, 2019)"""
     statistics_passes = 2
     symmetric = True
 

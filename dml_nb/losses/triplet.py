@@ -1,10 +1,12 @@
 """A hinge on every (anchor, positive, negative) by counting, not by listing.
 
-A triplet compares two pairs that share an anchor: the positive should be more similar to the
-anchor than the negative is, by a margin. This module sums that hinge over *all* triplets of a
-batch, exactly, without making a list of them. It also takes triplets that you name, or that a
-selection picks. After this page you can read a triplet loss as a count on each pair, move between
-similarities and squared distances, and give the loss your own triplets.
+A triplet is an image (the *anchor*), another image of its class (the *positive*) and an image of
+another class (the *negative*). The positive should be more similar to the anchor than the negative
+is, by a margin. The *hinge* of a triplet is what is missing to the margin; it is 0 if nothing is
+missing. This module adds up the hinges of *all* triplets of a batch, exactly, without making a list
+of them. It also takes triplets that you name, or that a selection picks. After this page you can
+read a triplet loss as a count on each pair, move between similarities and squared distances, and
+give the loss your own triplets.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.triplet.html.md"""
 

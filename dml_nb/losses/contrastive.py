@@ -1,13 +1,13 @@
 """InfoNCE, SupCon, Circle and SigLIP: their values and their pair weights.
 
-This page has four losses in common use. InfoNCE (van den Oord, Li and Vinyals, 2018) is the loss of
-self-supervised and of image-text training. SupCon (Khosla et al., 2020) looks at all positives of an
-anchor together. Circle (Sun et al., 2020) is made for retrieval, and weighs each pair by how far it
-is from its goal. SigLIP (Zhai et al., 2023) judges each pair of an image and a text by itself. All are
-functions of S, the matrix of similarities of a batch. This page gives for each its value and its
-pair weights, the derivatives of the value by S. After this page you can train two encoders against
-each other in blocks, explain what a detached weight does to a gradient, and say where this package
-and pytorch-metric-learning differ, and why.
+This page has four losses in common use. InfoNCE (van den Oord, Li and Vinyals, 2018) is the loss
+of self-supervised and of image-text training. SupCon (Khosla et al., 2020) looks at all positives
+of an anchor together. Circle (Sun et al., 2020) is made for retrieval, and weighs each pair by
+how far it is from its goal. SigLIP (Zhai et al., 2023) judges each pair of an image and a text by
+itself. All are functions of S, the matrix of similarities of a batch. The page gives the value of
+each and its pair weights, which are the derivatives of the value by S. After this page you can
+train two encoders together, block by block, explain what happens to a gradient if a factor of the
+loss is treated as a constant, and say where this package and pytorch-metric-learning differ.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.contrastive.html.md"""
 

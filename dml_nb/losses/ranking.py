@@ -1,12 +1,12 @@
 """Smooth-AP, FastAP, recall@k and the ranked list, beside the measures themselves.
 
 A search is judged by ranks: by average precision, or by the first k results. Ranks are step
-functions, and steps have no gradient. The losses of this page replace them by something smooth:
+functions, and steps have no gradient. Three losses of this page replace them by something smooth:
 Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) use a
-sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram. The ranked list loss (Wang
-et al., 2019) requires a gap in the list and imitates no measure. After this page you can say how
-far each is from the measure, train with it in blocks, and explain why two programs print
-different values for one batch.
+sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram. The fourth, the ranked list
+loss (Wang et al., 2019), requires a gap in the list and imitates no measure. After this page you
+can say how far each is from the measure, train with it in blocks, and explain why two programs
+print different values for one batch.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.ranking.html.md"""
 
@@ -141,8 +141,7 @@ class RecallAtK(RankLoss):
         "(k, τ_k) of each k. Raises ValueError for no k, or for other than one τ_k or one for each."
         ks, taus = self.ks, self.rank_temperature
         if not isinstance(ks, (tuple, list)) or not ks:
-            raise ValueError(f'ks: expected one or more whole numbers, as (1, 2, 4), got {ks!r}'
-                             '')
+            raise ValueError(f'ks: expected one or more whole numbers, as (1, 2, 4), got {ks!r}')
         if not isinstance(taus, (tuple, list)):
             taus = [taus] * len(ks)
         if len(taus) != len(ks):
@@ -224,20 +223,20 @@ class FastAP(PairLoss):
 
 # %% ../../nbs/24_losses.ranking.ipynb #4f405ff2
 def weighted_average(
-    h:Tensor, # (b, c) what is averaged, of which only what is above 0 counts; overwritten
+    excess:Tensor, # (b, c) δ, of which only what is above 0 counts; overwritten
     T:float, # temperature
     floor:Tensor, # (b, 1) added to the sum of the weights
     detach:bool, # take the weights for constants
 ) -> tuple: # (b, 1) average; (b, c) its derivatives
-    "The average of `h` with weights `exp(T * h)`; `floor` is added to their sum."
-    x = T * h.clamp_(min=0)
+    "The average of `excess` with weights `exp(T * excess)`; `floor` is added to their sum."
+    x = T * excess.clamp_(min=0)
     top = x.amax(1, keepdim=True).clamp(min=0)
-    w = exp_(x.sub_(top)).mul_(h.sign())
-    total = (w.sum(1, keepdim=True) + floor * exp_(-top)).clamp(min=torch.finfo(h.dtype).tiny)
+    w = exp_(x.sub_(top)).mul_(excess.sign())
+    total = (w.sum(1, keepdim=True) + floor * exp_(-top)).clamp(min=torch.finfo(excess.dtype).tiny)
     w.div_(total)
-    wh = h.mul_(w)
-    average = wh.sum(1, keepdim=True)
-    return average, w if detach else w.mul_(1 - T * average).add_(wh, alpha=T)
+    weighted = excess.mul_(w)
+    average = weighted.sum(1, keepdim=True)
+    return average, w if detach else w.mul_(1 - T * average).add_(weighted, alpha=T)
 
 # %% ../../nbs/24_losses.ranking.ipynb #a983457e
 class RankedList(PairLoss):
@@ -268,11 +267,11 @@ class RankedList(PairLoss):
         alpha = 1 + self.margin / 2 if self.alpha is None else self.alpha
         d_pos, per_d_pos = distances(P.masked_fill_(P == inf, 1.))       # (b, c), 0: no pair
         d_neg, per_d_neg = distances(N)                                  # (b, R), 1e15: no pair
-        h_pos = d_pos - (alpha - self.margin)
-        h_neg = d_neg.neg_().add_(alpha)
+        excess_pos = d_pos - (alpha - self.margin)                       # (b, c) δ of positives
+        excess_neg = d_neg.neg_().add_(alpha)                            # (b, R) of negatives
         floor = self.eps * (pairs.n_pos + pairs.n_neg + 1)               # (b, 1)
-        far, pull = weighted_average(h_pos, self.Tp, floor, self.detach)
-        near, push = weighted_average(h_neg, self.Tn, floor, self.detach)
+        far, pull = weighted_average(excess_pos, self.Tp, floor, self.detach)
+        near, push = weighted_average(excess_neg, self.Tn, floor, self.detach)
         B = pairs.batch.size
         value = ((1 - self.imbalance) * far + self.imbalance * near).sum(dtype=torch.float64) / B
         pull.mul_(per_d_pos).mul_(-(1 - self.imbalance) / B)

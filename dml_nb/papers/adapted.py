@@ -17,6 +17,7 @@ __all__ = []
 # %% ../../nbs/73_papers.adapted.ipynb #4990374c
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -90,6 +91,23 @@ _QUOTES = {
         'We believe that the unlabeled data will also be helpful for correcting the triplet '
         'selection bias.',
         'section 3.4, line 137'),
+    'degrades': (
+        'the bias in the selection of triplets degrades the performance of learning with triplet '
+        'loss',
+        'abstract, line 20'),
+    'balanced': (
+        'the adapted triplet loss will generate more balanced gradients for each iteration',
+        'section 4.2, line 184'),
+    'overfitting': (
+        'the distribution matching loss acts as a regularizer for the original triplet loss, which '
+        'reduces the risk of overfitting',
+        'section 4.2, line 184'),
+    'similar': (
+        'we demonstrate similar results on Fashion-MNIST',
+        'section 4.2, line 184'),
+    'extended': (
+        'the proposed method can be extended to a variety of loss functions',
+        'section 5, line 237'),
     'improvement': (
         'the adapted triplet loss brings improvement after 5k iterations',
         'section 4.2, line 182'),
@@ -482,7 +500,7 @@ def _pixel_accuracy(
     "What the nearest class mean of the pixels finds on the test pictures, without training."
     with ready(recipe, Shelf(_few_images(recipe))) as (_, train, test):
         known, asked = [(unit(part.images().flatten(1)), torch.as_tensor(part.labels))
-                        for part in (train, test)]
+                        for part in (train.subset(train.labels >= 0), test)]
     return _accuracies(known, asked)[1]
 
 # %% ../../nbs/73_papers.adapted.ipynb #22732bc4
@@ -694,7 +712,6 @@ def _against(
     figure:str,
     measure, # function of runs: (seeds,)
     first:dict, second:dict, # arms; the first is claimed to be higher
-    share:float=1., # what a difference of 1 is called
 ) -> Setting:
     "The measure of both arms, if both find more than pixels do and have a rate of their own."
     names, arms, why = [], {}, {}
@@ -706,7 +723,7 @@ def _against(
         why[name] = _not_tuned(record, figure, _arm(lam or 0., reduction or 'sum', select))
     higher, lower = (measure(_arms(record, figure, **arm)) for arm in (first, second))
     pixels = 100 * np.mean(record['beyond']['pixels'][figure])
-    return Setting(share * (higher - lower), arms, pixels,
+    return Setting(higher - lower, arms, pixels,
                    {name: each for name, each in why.items() if each}, leader=names[0])
 
 
@@ -726,11 +743,13 @@ def _fact(key) -> Callable: # function of runs: (seeds,)
 
 
 def _of_reduction(record) -> dict:
-    "How much smaller the shift is with the correction, in percent of what it is without."
+    """How much smaller the shift is with the correction, in percent of what it is without: one
+    minus a ratio of means, whose error is that of its linear part."""
     def fallen(figure):
-        without = _fact('bias')(_arms(record, figure, **_WITHOUT)).mean()
-        return _against(record, figure, lambda runs: -_fact('bias')(runs), _WITH, _WITHOUT,
-                        100 / without)
+        after, before = (_fact('bias')(_arms(record, figure, **arm)) for arm in (_WITH, _WITHOUT))
+        ratio = after.mean() / before.mean()
+        by_seed = 100 * (1 - ratio - (after - ratio * before) / before.mean())
+        return replace(_against(record, figure, _accuracy, _WITH, _WITHOUT), differences=by_seed)
 
     return _of_both(fallen)
 
@@ -742,6 +761,14 @@ def _of_improvement(record) -> dict:
         return looks[:, looks.shape[1] // 4:].mean(1)
 
     return {'digits': _against(record, 'figure4', late, _WITH, _WITHOUT)}
+
+
+def _of_overfitting(record) -> dict:
+    "Accuracy on training minus on test pictures at the end, without the correction minus with it."
+    def agreement(runs):
+        return 100 * np.array([run['curve'][-1][1] - run['curve'][-1][0] for run in runs])
+
+    return _of_both(lambda figure: _against(record, figure, agreement, _WITH, _WITHOUT))
 
 
 def _of_trade_off(record) -> dict:
@@ -781,7 +808,7 @@ def _of_unlabelled(record) -> dict:
             arms[name] = _accuracy(_arms(record, figure, lam, 'mean', lam_u=lam_u))
             why[name] = _not_tuned(record, figure, _few_arm(lam, lam_u))
         return Setting(arms['used'] - arms['not used'], arms,
-                       100 * np.mean(record['beyond']['pixels'][figure]),
+                       100 * np.mean(record['beyond']['pixels'][f'{figure}, few labels']),
                        {name: each for name, each in why.items() if each}, leader='used')
 
     return _of_both(gained)
@@ -805,19 +832,23 @@ def _claim(name, test=None, asks='', **more) -> Claim:
     return Claim('003', text, place, test, asks=asks, **more)
 
 
-_SMALL_PART = ('with the sum over triplets, as printed, the correction is a tiny part of the '
-               'gradient, and with a mean retrieval was not run')
-_MANY = 'random triplets were trained on ten classes only, and the sentence is about many'
+_SMALL_PART = ('retrieval was run only with the sum over triplets, as printed, in which the '
+               'correction is a tiny part of the gradient')
+_TEN_CLASSES = 'random triplets were trained on ten classes only'
+_NO_MEASURE = 'the gradients of single classes were not measured'
+_CONSTRUCTION = 'it is so by construction, since the term needs only the selected images'
+_NOT_ALONE = 'no training changes the bias of a selection and nothing else'
 
 CLAIMS = [
-    _claim('random', obstacle=_MANY),
+    _claim('random', obstacle=_TEN_CLASSES),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard minus hardest'),
     _claim('shift', _of_shift, 'share of the squared shift of class means beyond that of a random choice',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),
     _claim('improvement', _of_improvement,
-           'accuracy from a quarter of the iterations on, λ = 2 minus λ = 0, mean over triplets'),
+           'accuracy from a quarter of the iterations on, λ = 2 minus λ = 0, mean over triplets',
+           obstacle=OWN_DATA),
     _claim('trade-off', _of_trade_off,
            'accuracy at λ = 0.5 or 2, minus that at 0 and that at 5, mean over triplets',
            quantifier='all'),
@@ -831,4 +862,10 @@ CLAIMS = [
     _claim('positives', obstacle=_SMALL_PART),
     _claim('unlabelled', _of_unlabelled,
            'accuracy with few labels, unlabelled pictures used minus not used, mean over triplets'),
+    _claim('overfitting', _of_overfitting,
+           'accuracy on training minus on test pictures, λ = 0 minus λ = 2, mean over triplets'),
+    _claim('degrades', obstacle=_NOT_ALONE),
+    _claim('balanced', obstacle=_NO_MEASURE),
+    _claim('similar', obstacle=OWN_DATA),
+    _claim('extended', obstacle=_CONSTRUCTION),
 ]

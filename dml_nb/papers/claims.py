@@ -52,6 +52,7 @@ class Question:
     obstacle:str='' # why it cannot be tested here
     restriction:str='' # why its opposite cannot
     least:float=None # the difference above which it holds; None: the effect
+    own:tuple=() # settings that alone can refute or deny it; (): all
 
     def __post_init__(self):
         check_choice('quantifier', self.quantifier, *QUANTIFIERS)
@@ -108,6 +109,14 @@ class Outcome:
         return f'{said} on average; single settings {single}'
 
 
+def on_own_data(
+    question:Question,
+) -> Question: # of the settings alone that can refute or deny it
+    own = question.own or question.differences
+    return replace(question, own=(), differences={
+        name: values for name, values in question.differences.items() if name in own})
+
+
 def averaged(
     question:Question,
 ) -> tuple: # mean over the settings, its standard error, degrees of freedom
@@ -136,6 +145,9 @@ def both_sides(
     "Small where the claim holds, and where its opposite does."
     if question.restriction:
         return both_sides(replace(question, restriction=''))[0], 1.
+    if question.own:
+        whole, own = replace(question, own=()), on_own_data(question)
+        return both_sides(whole)[0], both_sides(own)[1]
     effect, kind = question.effect, question.quantifier
     least = effect if question.least is None else question.least
     if kind == 'average':
@@ -156,6 +168,17 @@ def both_sides(
         return tuple(min(1., (S - k + 1) * np.sort(p)[k - 1]) for p in (above, below))
     inside = max(tail_of(sign * mean, error, freedom, -effect).max() for sign in (1, -1))
     return inside, min(1., 2 * S * min(above.min(), below.min()))
+
+
+def excludes_effect(
+    question:Question,
+) -> bool: # whether the 95 % interval of the mean, or of each setting, lies within the effect
+    if question.quantifier == 'average':
+        mean, error, freedom = averaged(question)
+        intervals = [(mean, student.ppf(.975, freedom) * error)]
+    else:
+        intervals = [interval(values) for values in question.differences.values()]
+    return all(abs(mean) + half <= question.effect for mean, half in intervals)
 
 
 def decide(
@@ -183,14 +206,12 @@ def decide(
             half = student.ppf(.975, freedom) * error
             settings = sorted(((setting, *interval(values)) for setting, values
                                in each.differences.items()), key=lambda found: found[1])
-            by_setting = each.quantifier != 'average'
-            intervals = settings if by_setting else [(name, mean, half)]
             kind = kinds[name]
-            if kind == OUTCOMES[3] and all(
-                    abs(mean) + half <= each.effect for _, mean, half in intervals):
+            if kind == OUTCOMES[3] and excludes_effect(on_own_data(each)):
                 kind = OUTCOMES[2]
             ends = tuple(settings[:1] + settings[1:][-1:])
-            outcomes[name] = Outcome(kind, float(mean), float(half), ends=ends, each=by_setting)
+            outcomes[name] = Outcome(kind, float(mean), float(half), ends=ends,
+                                     each=each.quantifier != 'average')
     return outcomes
 
 # %% ../../nbs/69_papers.claims.ipynb #8ff98654
@@ -311,7 +332,7 @@ class Claim:
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
             self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))),
-            self.least)
+            self.least, tuple(name for name in self.about if name in counted))
 
 # %% ../../nbs/69_papers.claims.ipynb #e0a65fe3
 OWN_DATA = "it reports what the authors saw on their own data"

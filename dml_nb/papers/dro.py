@@ -400,20 +400,21 @@ def in_haste(
     first, second, # two rows
 ) -> str: # '' where it is not, or where no longer training was tried
     """Whether training is too short for two methods to be compared: whether the one longer training
-    that was tried on these data shrinks a difference to less than two thirds. It concerns rows with
-    MS in a table, and two rows with 320 pictures in figure 1."""
+    that was tried on these data shrinks their difference to less than two thirds, by MAP@R on the
+    validation classes or, in a table, by Recall@1 on the test classes. It concerns rows with MS in a table, and two rows with 320 pictures in figure 1."""
     longer = [one for one in file['longer'] if (one['exhibit'], one['data']) == (exhibit, data)]
     if not longer:
         return ''
     if exhibit == 'figure1':
         concerned = first[1] == second[1] == 320
-        before, after = ([one[key] for one in longer] for key in ('before', 'map@r'))
+        found = [[(one['before'], one['map@r'])] for one in longer]
     else:
         concerned = 'MS' in (first, second)
         table = recall(file, exhibit, data)
-        before = [table[one['row']].mean() for one in longer]
-        after = [100 * np.mean(one['recall@1']) for one in longer]
-    shrinks = concerned and abs(np.subtract(*after)) < 2 / 3 * abs(np.subtract(*before))
+        found = [[(max(tried_rates(file, exhibit, data, one['row']).values()), one['map@r']),
+                  (table[one['row']].mean(), 100 * np.mean(one['recall@1']))] for one in longer]
+    gaps = np.abs(np.subtract(*found))                      # (measures, 2): before and after
+    shrinks = concerned and (gaps[:, 1] < 2 / 3 * gaps[:, 0]).any()
     return 'longer training shrinks such a difference' if shrinks else ''
 
 
@@ -458,15 +459,22 @@ def difference(
     return test
 
 
-def best_general(file):
-    "The γ that the validation classes prefer minus multi-similarity without mining."
-    found = {}
-    for exhibit in ('table2', 'table4'):
-        for data in DATA[exhibit]:
-            score = {row: max(tried_rates(file, exhibit, data, row).values())
-                     for row in (f'DRO-KL-G {gamma:g}' for gamma in GAMMAS)}
-            found[NAMES[data]] = between(file, exhibit, data, max(score, key=score.get), 'MS')
-    return found
+def best_general(
+    rival:str, # a row of tables 2 and 4
+):
+    "A test: the γ that the validation classes prefer minus a rival, where it is not the same row."
+    def test(file):
+        found = {}
+        for exhibit in ('table2', 'table4'):
+            for data in DATA[exhibit]:
+                score = {row: max(tried_rates(file, exhibit, data, row).values())
+                         for row in (f'DRO-KL-G {gamma:g}' for gamma in GAMMAS)}
+                best = max(score, key=score.get)
+                if best != rival:
+                    found[NAMES[data]] = between(file, exhibit, data, best, rival)
+        return found
+
+    return test
 
 
 def same_gradient(file):
@@ -658,15 +666,16 @@ CLAIMS = [
           'LS loss', place='section 4.2.1', errata=('A4', 'A16'), quantifier='equal',
           test=difference('DRO-KL-G 1', 'LS'), asks='KL-G at γ = 1 (margin .2) minus LS'),
     claim(text='our method obtain improved performance compared to the ordinary LS loss',
-          place='section 4.2.1', test=difference('DRO-KL-G 0.001', 'LS'),
-          asks='KL-G at γ = 0.001 minus LS'),
+          place='section 4.2.1', test=best_general('LS'),
+          asks='KL-G at the γ that validation prefers minus LS'),
     claim(text='when we treat $\\gamma$ as a hyper-parameter (especially $\\gamma = 0.001$ ) and '
           'regard our framework as *generalized LS loss*, our method obtain improved performance '
           'compared to the ordinary LS loss',
-          place='section 4.2.1', test=difference('DRO-KL-G 0.001', 'DRO-KL-G 1'),
-          asks='KL-G at γ = 0.001 minus KL-G at γ = 1, so that γ alone differs'),
+          place='section 4.2.1', test=best_general('DRO-KL-G 1'),
+          asks='KL-G at the γ that validation prefers minus KL-G at γ = 1, so that γ alone '
+               'differs'),
     claim(text='our *generalized LS loss* outperforms MS loss', place='section 4.2.1',
-          errata=('A16',), test=best_general,
+          errata=('A16',), test=best_general('MS'),
           asks='KL-G at the γ that validation prefers minus MS without mining'),
     claim(text='the performance of the ordinary LS loss is inferior to that of MS loss',
           place='section 4.2.1', errata=('A16',), test=difference('MS', 'LS'),

@@ -1,4 +1,4 @@
-"""Deep metric learning as a book that runs: every loss derived, proved, tested and fast
+"""A book on deep metric learning that you can run: every loss derived, proved, tested and made fast
 
 Modules:
 

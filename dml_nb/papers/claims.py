@@ -325,13 +325,17 @@ class Claim:
                 f'{kind} in {n} of {len(why)}' for kind, n in kinds.items())
         if self.quantifier != 'average' and 2 * len(counted) < len(settings) and not obstacle:
             obstacle = f'of {len(settings)} settings only {len(counted)} can count'
-        restrictions = [each.restriction() for each in counted.values()]
+        restrictions = list(filter(None, (each.restriction() for each in counted.values())))
+        if len(restrictions) > 1:
+            kinds = Counter(reason.partition(':')[0] for reason in restrictions)
+            restrictions = [f'{kind} in {n} of {len(counted)} settings'
+                            for kind, n in kinds.items()]
         if self.about and not set(self.about) & set(counted):
             restrictions.append(f"only {', '.join(counted)} can count, which cannot refute a "
                                 'sentence about other data')
         return Question(
             {name: each.differences for name, each in counted.items()}, self.effect,
-            self.quantifier, obstacle, '; '.join(dict.fromkeys(filter(None, restrictions))),
+            self.quantifier, obstacle, '; '.join(restrictions),
             self.least, tuple(name for name in self.about if name in counted))
 
 # %% ../../nbs/69_papers.claims.ipynb #e0a65fe3

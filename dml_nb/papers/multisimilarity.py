@@ -616,7 +616,7 @@ CLAIMS = [
     of_cars('LiftedStruct*_m obtains a significant performance improvement over MS sampling',
           'section 5.1', ahead('LiftedStruct*_m', ['MS mining']),
           asks='LiftedStruct*_m minus MS mining'),
-    of_cars('our weighting scheme is superior to that of BinLifted', 'S, section 2',
+    of_cars('our weighting scheme is superior to that of BinLifted', 'S, section 3',
           ahead('MS weighting', ['BinLifted']), errata=('B9',),
           asks='MS weighting minus BinLifted'),
     of_cars('BinLifted, which uses a weighting scheme considering both similarities-S and '

@@ -5,7 +5,7 @@ the negative small. The loss and its formula are those of J. Wang, F. Zhou, S. W
 and Y. Lin, *Deep Metric Learning with Angular Loss*, ICCV 2017. S. K. Roy, Y. Han, M. Harandi and
 L. Petersson, *Learning Deep Optimal Embeddings with Sinkhorn Divergences*, 2022, use it alone
 (equation 3) and added to the N-pairs loss (equation 4, here `AngularNPairs`). After this page you
-can derive its exponent from the triangle, prove its weights, and compute all of a batch's triplets
+can derive the loss from the triangle, prove its weights, and compute all of a batch's triplets
 with one small matrix product per class.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.angular.html.md"""

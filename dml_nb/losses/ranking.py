@@ -5,7 +5,7 @@ functions, and steps have no gradient. Three losses of this page replace them by
 Smooth-AP (Brown et al., 2020) and the recall@k surrogate (Patel, Tolias and Matas, 2022) use a
 sigmoid for each comparison, FastAP (Cakir et al., 2019) a histogram. The fourth, the ranked list
 loss (Wang et al., 2019), requires a gap in the list and imitates no measure. After this page you
-can say how far each is from the measure, train with it in blocks, and explain why two programs
+can say how far each loss is from the measure, choose its temperature, and explain why two programs
 print different values for one batch.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.ranking.html.md"""

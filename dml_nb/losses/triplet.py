@@ -2,7 +2,7 @@
 
 A triplet is an image (the *anchor*), another image of its class (the *positive*) and an image of
 another class (the *negative*). The positive should be more similar to the anchor than the negative
-is, by a margin. The *hinge* of a triplet is what is missing to the margin; it is 0 if nothing is
+is, by a margin. The *hinge* of a triplet says by how much it falls short of the margin; it is 0 if nothing is
 missing. This module adds up the hinges of *all* triplets of a batch, exactly, without making a list
 of them. It also takes triplets that you name, or that a selection picks. After this page you can
 read a triplet loss as a count on each pair, move between similarities and squared distances, and

@@ -401,7 +401,8 @@ def in_haste(
 ) -> str: # '' where it is not, or where no longer training was tried
     """Whether training is too short for two methods to be compared: whether the one longer training
     that was tried on these data shrinks their difference to less than two thirds, by MAP@R on the
-    validation classes or, in a table, by Recall@1 on the test classes. It concerns rows with MS in a table, and two rows with 320 pictures in figure 1."""
+    validation classes or, in a table, by Recall@1 on the test classes. It concerns rows with MS in
+    a table, and two rows with 320 pictures in figure 1."""
     longer = [one for one in file['longer'] if (one['exhibit'], one['data']) == (exhibit, data)]
     if not longer:
         return ''

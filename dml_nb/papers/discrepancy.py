@@ -758,7 +758,6 @@ def _not_tuned(
     if not (local and term):
         return why_untuned({rate: value for (rate, _), value in tried.items()}, rate)
     later = {one['lr']: one['value'] for one in file['rates']['tries']
-
              if (one['data'], one['method'], one['lam']) == (data, method, lam)}
     if labels != 'clean' or not later:
         return 'the rate is that of the loss alone'

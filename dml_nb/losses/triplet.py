@@ -2,11 +2,11 @@
 
 A triplet is an image (the *anchor*), another image of its class (the *positive*) and an image of
 another class (the *negative*). The positive should be more similar to the anchor than the negative
-is, by a margin. The *hinge* of a triplet says by how much it falls short of the margin; it is 0 if nothing is
-missing. This module adds up the hinges of *all* triplets of a batch, exactly, without making a list
-of them. It also takes triplets that you name, or that a selection picks. After this page you can
-read a triplet loss as a count on each pair, move between similarities and squared distances, and
-give the loss your own triplets.
+is, by a margin. The *hinge* of a triplet says by how much it falls short of the margin; it is 0 if
+nothing is missing. This module adds up the hinges of *all* triplets of a batch, exactly, without
+making a list of them. It also takes triplets that you name, or that a selection picks. After this
+page you can read a triplet loss as a count on each pair, move between similarities and squared
+distances, and give the loss your own triplets.
 
 Docs: https://dml-nb.github.io/dml_nb/losses.triplet.html.md"""
 

@@ -842,7 +842,8 @@ _NOT_ALONE = 'no training changes the bias of a selection and nothing else'
 CLAIMS = [
     _claim('random', obstacle=_TEN_CLASSES),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard minus hardest'),
-    _claim('shift', _of_shift, 'share of the squared shift of class means that a random choice would not have',
+    _claim('shift', _of_shift,
+           'share of the squared shift of class means that a random choice would not have',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),

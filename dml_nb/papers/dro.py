@@ -662,7 +662,8 @@ CLAIMS = [
           place='section 4.1', errata=('A19',), obstacle=ABLE),
     claim(text='exactly recover the gradient in (5)', place='section 3.3', errata=('A4',),
           test=same_gradient, quantifier='equal', effect=1e-6, unit='relative',
-          style='.0e', asks='gradient of KL-G at γ = 1 minus that of LS, where no pair has a loss of zero'),
+          style='.0e', asks='gradient of KL-G at γ = 1 minus that of LS, where no pair has a loss '
+               'of zero'),
     claim(text='our method performs similarly to LS loss, which verifies that our method recovers '
           'LS loss', place='section 4.2.1', errata=('A4', 'A16'), quantifier='equal',
           test=difference('DRO-KL-G 1', 'LS'), asks='KL-G at γ = 1 (margin .2) minus LS'),

@@ -636,7 +636,7 @@ def _against(
 TITLES = dict(triplet='Triplet', centroid_triplet='CT', angular='Angular', circle='Circle',
               soft_triple='ST', cit='CIT')
 SIGNS = dict(triplet='m', centroid_triplet='m', angular='α', circle='m', soft_triple='K', cit='γ')
-SETS = {MARKET: 'birds', CARS: 'cars', TRAINED: TRAINED, FACES: 'faces'}
+SETS = {MARKET: 'birds', CARS: 'cars', TRAINED: TRAINED}
 THREE = MARKET, CARS, TRAINED
 
 

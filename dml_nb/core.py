@@ -1,6 +1,6 @@
 """Unit rows, similarities in full precision, and labels in any form.
 
-Everything in this book is a function of labels and of the similarities `S = z zᵀ` of unit
+Everything in this book is a function of labels and of the similarities `S = z @ z.T` of unit
 embeddings. This page makes both: similarities in full precision whatever the surrounding mode, and
 labels from any source. Invalid input raises an error that reads `name: expected …, got …`.
 

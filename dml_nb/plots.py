@@ -272,7 +272,7 @@ def movement(
     x:Tensor, # (B, 2) unit embeddings
     W:Tensor, # (B, B) weights
 ) -> Tensor: # (B, 2)
-    "-(W + Wᵀ) x along the circle: where the weights push each point."
+    r"$-(W+W^\top)x$ along the circle: where the weights push each point."
     push = -(W + W.T).to(x.dtype).fill_diagonal_(0) @ x
     return push - x * (push * x).sum(1, keepdim=True)
 
@@ -316,7 +316,7 @@ def watch(
     z:Tensor, # (B, 2) embeddings to start from
     labels, # (B,)
     shown:tuple=(0, 5, 15, 60), # steps that are drawn
-    rate:float=.3, # of a step against the gradient (W + Wᵀ) x
+    rate:float=.3, # of a step against the gradient, (W + W.T) @ x
 ) -> Tensor: # (B, 2) embeddings after the last step
     "Points on the circle moved by the weights of a loss, step by step."
     fig, axes = plt.subplots(1, len(shown), figsize=(2.3 * len(shown), 2.5))

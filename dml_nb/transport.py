@@ -63,7 +63,8 @@ def newton_step(
     a:Tensor, root_b:Tensor=None, # (G, n) float64 weights; the other is not needed here
     most:float=4., # between the lowest and the highest row
 ) -> tuple: # what is added to f/ε (G, n); the row sums T1 (G, n), both float64
-    "(diag(T1) - T diag(1/b) Tᵀ)⁻¹ (a - T1), cut to a spread of `most`."
+    r"""The step $d$ of Newton: $(\mathrm{diag}\,r-T\,\mathrm{diag}(1/b)\,T^\top)\,d=a-r$ for the row
+    sums $r$; cut to a spread of `most`."""
     Q = torch.bmm(P, P.mT).double()                         # (G, n, n) T diag(1/b) Tᵀ
     r = Q.sum(2)
     M = torch.mul(r[:, :, None], r[:, None]).sub_(Q)        # r rᵀ: all rows alike are no move
@@ -137,7 +138,7 @@ class Transport(NamedTuple):
     plan:Tensor # (..., n, m) T
     f:Tensor # (..., n) potentials of the rows, 0 where there is no mass
     g:Tensor # (..., m) of the columns
-    error:Tensor # (...) the marginal error ‖T1 - a‖₁ + ‖Tᵀ1 - b‖₁
+    error:Tensor # (...) the marginal error: by how much row sums miss a, and column sums b
 
 
 class KnownSlope(torch.autograd.Function):
@@ -255,9 +256,10 @@ def sinkhorn(
     newton:bool=True, # False: plain sweeps (Algorithm 1, in the log domain)
     rows=None, columns=None, # (..., n), (..., m) booleans: which are there
 ) -> Transport: # each problem solved alone; the value can be differentiated by the cost, once
-    """$\\min_T \\langle D, T\\rangle + \\varepsilon\\sum T(\\log T - 1)$ with T1 = a, Tᵀ1 = b
-    (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value NaN; where forbidden pairs
-    leave no plan, `error` stays far from 0. Raises TypeError or ValueError for invalid input."""
+    r"""$\min_T\langle D,T\rangle+\varepsilon\sum_{ij}T_{ij}(\log T_{ij}-1)$ over plans with row sums
+    $a$ and column sums $b$ (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value
+    NaN; where forbidden pairs leave no plan, `error` stays far from 0. Raises TypeError or
+    ValueError for invalid input."""
     if not isinstance(cost, Tensor) or not cost.is_floating_point():
         given = cost.dtype if isinstance(cost, Tensor) else f'a {type(cost).__name__}'
         raise TypeError(f'cost: expected a floating-point tensor (..., n, m), got {given}')
@@ -341,7 +343,8 @@ class Divergence:
         v:Tensor, # (m, D) points
         a=None, b=None, # (n,), (m,) weights, divided by their sum; default equal
     ) -> Tensor: # a scalar, differentiable by the points
-        "The divergence with cost ½‖u - v‖². Raises TypeError or ValueError as `sinkhorn` does."
+        """The divergence at a cost of half the squared distance. Raises TypeError or ValueError as
+        `sinkhorn` does."""
         u, v = check_embeddings(u, 'u'), check_embeddings(v, 'v')
         if u.shape[1] != v.shape[1]:
             raise ValueError(f'v: expected rows of {u.shape[1]} numbers, as in u, got '
@@ -405,9 +408,9 @@ class KernelDivergence(Divergence):
 
     def evaluate(
         self,
-        d2:Tensor, # ‖u - v‖², inf where there is no pair; overwritten
+        d2:Tensor, # squared distances, inf where there is no pair; overwritten
         equal:float=0., # a squared distance up to this one is rounding, and means 0
-    ) -> tuple: # k; dk/d(‖u - v‖²), 0 where there is no pair
+    ) -> tuple: # k; its derivative by the squared distance, 0 where there is no pair
         raise TypeError(f'{type(self).__name__} has no evaluate(d2, equal)')
 
     def measure(self, uu, uv, vv, a, b):

@@ -1,12 +1,12 @@
 """From a loss's value and pair weights to the gradient of the embeddings.
 
-A loss of this book says two things about a batch: its value, and its weight on every pair,
-W = ∂L/∂S. This module does the rest: it turns embeddings and labels into similarities and pairs,
-calls the loss, and returns the gradient. The idea is General Pair Weighting (X. Wang, X. Han,
-W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss with General Pair Weighting for Deep
-Metric Learning*, CVPR 2019). Autograd, precision, blocks, references and sums are handled here
-and nowhere else. After this page you can write a loss in five lines and trust its gradient, or
-in three lines and leave its derivative to autograd.
+A loss of this book says two things about a batch: its value, and its weight on every pair, which
+is the derivative of the value by its similarity. This module does the rest: it turns embeddings
+and labels into similarities and pairs, calls the loss, and returns the gradient. The idea is
+General Pair Weighting (X. Wang, X. Han, W. Huang, D. Dong and M. R. Scott, *Multi-Similarity Loss
+with General Pair Weighting for Deep Metric Learning*, CVPR 2019). Autograd, precision, blocks,
+references and sums are handled here and nowhere else. After this page you can write a loss in five
+lines and trust its gradient, or in three lines and leave its derivative to autograd.
 
 Docs: https://dml-nb.github.io/dml_nb/weighting.html.md"""
 
@@ -34,7 +34,7 @@ from .support.validate import check_choice, check_flag, check_number, check_obje
 
 # %% ../nbs/04_weighting.ipynb #93fddfaa
 class PairLoss(nn.Module):
-    """A loss given by its value and its pair weights W = ∂L/∂S; a subclass defines
+    r"""A loss given by its value and its pair weights $W=\partial L/\partial S$; a subclass defines
     `value_and_weights(S, pairs)`. Its settings are plain attributes, read when they are used."""
     indivisible = 'pair'     # what a block must not cut: 'pair', 'class' or 'batch'
     own_batch_only = False   # whether it accepts only integer classes of one batch
@@ -169,7 +169,7 @@ def pair_weights(
     self:PairLoss,
     z:Tensor, # (B, D)
     labels=None, ref:Tensor=None, ref_labels=None, self_index=None, tuples=None, # as for the loss
-) -> Tensor: # (B, R) W = ∂L/∂S: below 0 pulls together, above 0 pushes apart
+) -> Tensor: # (B, R) derivatives by S: below 0 pulls together, above 0 pushes apart
     "The signed weights of all pairs (Eq. 2). Raises as the loss does."
     z, ref, batch = check_operands(self, z, labels, ref, ref_labels, self_index, tuples)
     with torch.no_grad(), full_precision(z.device):

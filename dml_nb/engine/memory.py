@@ -49,7 +49,7 @@ def maker_of_rows(
     cuts:list, # (first, last + 1) of all blocks
     memory:WholeMemory,
 ): # function (first, last + 1, scratch) -> these rows of S (b, R), for `weighted_blocks`
-    "Rows of S = x rᵀ; computed once if a pass for statistics comes first and S may be kept."
+    "Rows of S = x @ r.T; computed once if a pass for statistics comes first and S may be kept."
     shown_again = loss.statistics_passes > 0 and len(cuts) > 1     # a single block is made once anyway
     kept, made = None, set()
     if shown_again and may_keep(loss, cuts, r, len(anchors), len(r)):
@@ -75,7 +75,7 @@ def gradient_by_blocks(
     to_x:bool, to_r:bool, # which gradients to compute
     cuts:list, mine:list=None, # as `weighted_blocks` takes them
 ) -> tuple: # value; ∂/∂x (B, D); ∂/∂r (R, D), in a self-batch the same tensor as ∂/∂x
-    "S = x rᵀ block by block, then W r and Wᵀ x."
+    "S = x @ r.T block by block, then W @ r and W.T @ x."
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     anchors = x[batch.rows]
     d_anchors = torch.zeros_like(anchors)
@@ -100,7 +100,7 @@ def product_both_ways(
     x:Tensor, # (B, D)
     tile:int=256, # rows of a strip; a float32 tile of 256 kB fits a core's cache
 ) -> Tensor: # (B, D)
-    "(W + Wᵀ) x, the sum made in strips of tiles from the diagonal to the right."
+    "(W + W.T) @ x, the sum made in strips of tiles from the diagonal to the right."
     B = len(W)
     if B <= tile:
         return (W + W.T) @ x
@@ -110,7 +110,7 @@ def product_both_ways(
     for lo in range(0, B, tile):
         hi = min(lo + tile, B)
         h = hi - lo
-        strip = memory[:h * (B - lo)].view(h, B - lo)                    # (h, B - lo) of W + Wᵀ
+        strip = memory[:h * (B - lo)].view(h, B - lo)                    # (h, B - lo) of W + W.T
         for left in range(lo, B, tile):
             right = min(left + tile, B)
             w = right - left
@@ -130,7 +130,7 @@ def gradient_of_own_batch(
     batch:Batch,
     cuts:list, # (first, last + 1) of all blocks
 ) -> tuple: # value; ∂/∂x (B, D), twice
-    "As `gradient_by_blocks`, for a batch with itself: all of W, then (W + Wᵀ) x."
+    "As `gradient_by_blocks`, for a batch with itself: all of W, then (W + W.T) @ x."
     B = len(x)
     value = torch.zeros((), dtype=torch.float64, device=x.device)
     memory = borrow_scratch(WholeMemory)
@@ -168,7 +168,7 @@ def gradient_of_one_block(
 
 
 def both_ways(loss, batch, W, x):
-    "(W + Wᵀ) x in the fastest way for this device."
+    "(W + W.T) @ x in the fastest way for this device."
     if loss.symmetric and batch.masks is None:
         return (W @ x).mul_(2)
     if x.device.type == 'cpu' and not torch.compiler.is_compiling():

@@ -31,10 +31,10 @@ from ..weighting import PairLoss, exp_
 def angular_classes(
     S_UU:Tensor, # (k, m, m) similarities within k classes of m images; the diagonal is not read
     S_UV:Tensor, # (k, m, R) similarities of their negatives, -inf: none; overwritten
-    t:float, # tan² of the angle
+    t:float, # squared tangent of the angle
     n:Tensor, # pairs (a, p) that the mean runs over, of all classes, a scalar
     memory:Tensor=None, # (k, m, R) to write into
-) -> tuple: # 1/n Σ_ap log(1 + Z_ap), a scalar in float64; W_UU (k, m, m); W_UV (k, m, R)
+) -> tuple: # sum of log(1 + Z_ap) / n, a scalar in float64; W_UU (k, m, m); W_UV (k, m, R)
     "What whole classes add to the angular loss and to its derivatives (Roy et al. 2022, eq. 3)."
     mu = S_UV.amax(2, keepdim=True)                             # (k, m, 1)
     mu = mu.masked_fill(mu == -inf, 0.)

@@ -246,7 +246,7 @@ def triplet_discrepancy(
     eps:float=2.5e-3, # blur of the transport
     **kwargs, # normalize and block, as every loss takes them
 ) -> PairLoss:
-    "Triplets beside the transport between classes: local + λ L^W (Roy et al. 2022, eq. 5)."
+    "A triplet loss plus `lam` times the class discrepancy by transport (Roy et al. 2022, eq. 5)."
     return DCDL(Triplet(margin, **kwargs), Wasserstein(eps), lam)
 
 # %% ../../nbs/28_losses.catalogue.ipynb #5141d776

@@ -32,7 +32,7 @@ def excess_few(
     P:Tensor, # (b, c) similarities of positives, +inf where there is none
     N:Tensor, # (b, R) similarities of negatives, -inf where there is none
     push:Tensor, fall:Tensor, gap:Tensor, # (b, R) memory: for the answer, and to work in
-) -> tuple: # Σ [1 - e^(S_ap - S_an)]₊; (b, c) pull on each positive; (b, R) push on each negative
+) -> tuple: # the sum; (b, c) pull on each positive; (b, R) push on each negative
     "Sum over all triplets of (4) and its derivatives, one column of positives at a time."
     low = P.amin(1, keepdim=True)
     low = low.masked_fill(low == inf, 0.)                              # (b, 1)
@@ -74,7 +74,7 @@ def excess_sorted(
 def excess_listed(
     S:Tensor, # (b, R) similarities
     a:Tensor, p:Tensor, n:Tensor, # (T,) rows, columns, columns
-) -> tuple: # Σ [1 - e^(S_ap - S_an)]₊; (b, R) its derivative by S
+) -> tuple: # the sum; (b, R) its derivative by S
     "Sum of (4) over a list of triplets."
     violation = (S[a, n] - S[a, p]).clamp_(min=0)                      # (T,)
     w = violation.sign() * exp_(-violation)
@@ -85,9 +85,9 @@ def excess_listed(
 
 # %% ../../nbs/19_losses.concordance.ipynb #7a16072d
 def likelihood_classes(
-    E:Tensor, # (k, m, R) e^(S - top) of k classes of m images
+    E:Tensor, # (k, m, R) exponentials of S - top, of k classes of m images
     q:Tensor, total:Tensor, log:Tensor, # (k, m, R) memory: for the answer, and to work in
-) -> tuple: # Σ_(a<p) Σ_n log(E_an + E_pn); (k, m, R) Σ_p E_an / (E_an + E_pn)
+) -> tuple: # sum of log(E_an + E_pn); (k, m, R) sum of E_an / (E_an + E_pn) over p
     "The logarithms of (7) over unordered pairs of one class, and their derivatives by log E."
     value = E.new_zeros((), dtype=torch.float64)
     q.zero_()
@@ -106,7 +106,7 @@ def partial_likelihood(
     N:Tensor, # (b, R) similarities of negatives, -inf where there is none; overwritten
     pairs, # whole classes
     memory:list, # three (b, R) to work in
-) -> tuple: # half of Σ log(e^S_an + e^S_pn) - S_ap over all ordered triplets; (b, R) its derivative
+) -> tuple: # half the sum of (7) over all ordered triplets; (b, R) its derivative
     "The sum of (7) over a block."
     R = N.shape[1]
     sizes = pairs.batch.widths[pairs.lo:pairs.hi]                      # of each row's class
@@ -200,7 +200,7 @@ def just_below(
 
 class Concordance(NamedTuple):
     "How a batch, or queries and a gallery, are ordered: shares of all triplets; NaN if none"
-    ratio: float       # mean of e^(S_an - S_ap) (Anonymous 2023, eq. 3)
+    ratio: float       # mean of exp(S_an - S_ap) (Anonymous 2023, eq. 3)
     discordance: float # S_an > S_ap (Anonymous 2023, eq. 5)
     hard: float        # the same
     semi_hard: float   # S_ap - m < S_an < S_ap

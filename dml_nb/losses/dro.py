@@ -38,8 +38,8 @@ def _no_spare_memory(like):
 
 
 class MarginPair(Named):
-    """[m + y(λ - S)]₊ of one pair, y = 1 for a positive, -1 for a negative (Qi et al. 2020,
-    section 3.3)."""
+    r"""$[m+y(\lambda-S)]_+$ of one pair, where $y$ is 1 for a positive and −1 for a negative (Qi et
+    al. 2020, section 3.3)."""
     def __init__(
         self,
         m:float=.2, # margin
@@ -81,7 +81,7 @@ class BinomialPair(Named):
 
 
 class ContrastivePair(Named):
-    "-S of a positive, [S - λ]₊ of a negative (Wang et al. 2019, eq. 4)."
+    r"$-S$ of a positive, $[S-\lambda]_+$ of a negative (Wang et al. 2019, eq. 4)."
     def __init__(
         self,
         lam:float=.5, # threshold λ
@@ -163,7 +163,7 @@ def drawn(
     masses, # of its sides
     before, # mass of the blocks before
     total, # mass of all blocks; None: this is the only one
-): # Σ of the losses drawn / n; how often each was drawn / n, by side
+): # sum of the losses drawn / n; how often each was drawn / n, by side
     "Look the numbers up in the cumulated masses."
     edges = cumulated(masses)
     mass = edges[-1] if total is None else total
@@ -388,8 +388,8 @@ class DROKLGrouped(PairLoss):
     6), or with a pseudo pair in each group (Qi et al. 2020, eq. 22)."""
     def __init__(
         self,
-        gamma_pos:float=1., # γ⁺, above 0
-        gamma_neg:float=1., # γ⁻, above 0
+        gamma_pos:float=1., # γ of positives, above 0
+        gamma_neg:float=1., # γ of negatives, above 0
         base=_default_pair, # loss of one pair
         drop_zero:bool=False, # leave out losses up to 0
         pseudo:float=None, # loss of the pseudo pairs: 0 in the paper, m for multi-similarity

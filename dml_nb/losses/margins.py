@@ -77,8 +77,9 @@ class TupletMargin(PairLoss):
 
 # %% ../../nbs/22_losses.margins.ipynb #bd841639
 class IntraPairVariance(PairLoss):
-    """Mean [(1 - ε₊) μ₊ - S]₊² of positives + mean [S - (1 + ε₋) μ₋]₊² of negatives, μ being
-    their means in the batch (Yu and Tao, 2019)"""
+    r"""Mean of $[(1-\varepsilon_+)\mu_+-S]_+^2$ over positives plus mean of
+    $[S-(1+\varepsilon_-)\mu_-]_+^2$ over negatives, where $\mu_+$ and $\mu_-$ are their means in the
+    batch (Yu and Tao, 2019)"""
     statistics_passes = 2
     symmetric = True
 

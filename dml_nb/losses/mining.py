@@ -48,7 +48,8 @@ def log_rarity(
     S, # similarities
     dim, # of the sphere's space
 ): # of the same shape, float64
-    "-log q(d), d² = 2 - 2S, up to a constant; without overflow in any dimension."
+    """Minus the logarithm of the density of the distance between random points, up to a constant;
+    without overflow in any dimension."""
     S = S.double().clamp(-1 + 1e-9, 1 - 1e-9)
     return (1 - dim / 2) * (2 - 2 * S).log() - (dim - 3) / 2 * ((1 + S) / 2).log()
 

@@ -31,8 +31,8 @@ from ..weighting import PairLoss, check_miner, exp_, log_sum_exp
 
 # %% ../../nbs/10_losses.pairs.ipynb #76a5315d
 class Contrastive(PairLoss):
-    """Mean over ordered pairs of [S - λ]₊ for negatives and -S for positives (Wang et al. 2019,
-    eq. 4)"""
+    r"""Mean over ordered pairs of $[S-\lambda]_+$ for negatives and $-S$ for positives (Wang et al.
+    2019, eq. 4)"""
     symmetric = True
 
     def __init__(

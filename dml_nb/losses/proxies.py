@@ -156,7 +156,7 @@ def pair_weights(
     self:Proxies,
     z:Tensor, # (B, D)
     labels=None, ref=None, ref_labels=None, self_index=None, tuples=None, # as `forward`
-) -> Tensor: # (B, C K) ∂L/∂S: below 0 pulls an item and a proxy together
+) -> Tensor: # (B, C K) derivatives by S: below 0 pulls an item and a proxy together
     "Weights of all items against all proxies, whichever are the anchors. Raises as a loss does."
     others = as_peers_call(ref, ref_labels, self_index, tuples)
     W = self.loss.pair_weights(*self.operands(z, labels, others))
@@ -264,7 +264,8 @@ class PlainSoftmax(ClassSoftmax):
 
 # %% ../../nbs/25_losses.proxies.ipynb #939c105b
 class NormalizedSoftmax(Proxies):
-    "Mean of -log softmax(S/τ) of the own class (Zhai and Wu, 2019), as `InfoNCE` against proxies"
+    r"""Mean of $-\log\mathrm{softmax}(S/\tau)$ of the own class (Zhai and Wu, 2019), as `InfoNCE`
+    against proxies"""
     def __init__(
         self,
         classes:int, # C

@@ -32,7 +32,7 @@ def hinge_few(
     P:Tensor, # (b, c) similarities of positives less the margin, +inf where there is none
     N:Tensor, # (b, R) similarities of negatives, -inf where there is none
     count:Tensor, # (b, R) memory to write into
-) -> tuple: # Σ [N - P]₊; (b, c) negatives met by each positive; (b, R) positives by each negative
+) -> tuple: # the sum; (b, c) negatives met by each positive; (b, R) positives by each negative
     """Sum of the hinge over all triplets, and its derivatives: one column of positives at a time,
     a few rows at a time."""
     value = torch.empty_like(P)
@@ -75,7 +75,7 @@ def hinge_listed(
     S:Tensor, # (b, R) similarities
     a:Tensor, p:Tensor, n:Tensor, # (T,) rows, columns, columns
     margin:float, # of similarities
-) -> tuple: # Σ [S_an - S_ap + m]₊; (b, R) its derivative by S
+) -> tuple: # the sum; (b, R) its derivative by S
     "Sum of the hinge over a list of triplets (Yu et al. 2018, eq. 8)."
     gap = (S[a, n] - (S[a, p] - margin)).clamp(min=0)                  # (T,)
     active = gap.sign()
@@ -110,7 +110,7 @@ class Triplet(PairLoss):
 
     @property
     def scale(self):
-        "‖a-p‖² - ‖a-n‖² = 2 (S_an - S_ap)"
+        "The factor of a difference of similarities: 2 for squared distances, each 2 - 2 S; else 1."
         return 2. if self.distance == 'sqeuclidean' else 1.
 
     @property

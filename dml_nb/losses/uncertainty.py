@@ -108,7 +108,7 @@ class UncertaintySet(Named):
         losses:Tensor, # (n,) floating
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # (n,) booleans: those of positive pairs, for sets that need them
-    ) -> tuple: # the largest Σ p l (less the penalty), a scalar; p* (n,), 0 where not valid
+    ) -> tuple: # the largest weighted sum (less the penalty); its weights (n,), 0 where not valid
         "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)
         kinds = (valid,) if positive is None else (valid & positive, valid & ~positive)
@@ -243,7 +243,7 @@ def centre_and_excess(
     losses:Tensor, # of any shape, -inf where nothing counts
     number:Tensor, # of those that count
     gamma:float,
-) -> tuple: # c; E = Σ (e^{(l-c)/γ} - 1), float64
+) -> tuple: # c; the sum of exp((l - c) / gamma) - 1 in float64
     r"""$\gamma\log$ of the mean of $e^{l/\gamma}$, as two numbers that keep all its digits."""
     top = losses.amax().clamp(min=-1e15)
     if gamma <= 1:
@@ -585,7 +585,7 @@ class PhiBall(Named):
         losses:Tensor, # (n,) floating
         valid:Tensor, # (n,) booleans: those that count
         positive:Tensor=None, # not used
-    ) -> tuple: # the largest Σ p l, a scalar; p* (n,)
+    ) -> tuple: # the largest weighted sum, a scalar; its weights (n,)
         "Value and maximiser of Eq. 1. Raises `TypeError` or `ValueError` for bad losses."
         check_list(losses, valid, positive)
         with ThreadPoolExecutor(1) as helper:

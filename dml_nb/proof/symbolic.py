@@ -38,7 +38,7 @@ def anchor_weights(
     n:tuple, # symbols of its negatives'
     pos, # (len(p),) numbers for p
     neg, # (len(n),) numbers for n
-) -> tuple: # value, a scalar; ∂/∂p (len(p),); ∂/∂n (len(n),); all float64
+) -> tuple: # value, a scalar; derivatives by p (len(p),) and by n (len(n),); all float64
     """Value and signed weights of a formula: differentiated as symbols, then evaluated.
     Raises ValueError unless there is one number for each symbol."""
     if len(p) != len(pos) or len(n) != len(neg):
@@ -91,7 +91,7 @@ def sides_in(
 
 # %% ../../nbs/07_proof.symbolic.ipynb #bfb219fb
 class hinge(sp.Function):
-    "[x]₊ with derivative 0 at 0, where sympy's Max takes one half"
+    "max(x, 0) with derivative 0 at 0, where sympy's Max takes one half"
     nargs = 1
 
     @classmethod
@@ -121,7 +121,7 @@ class above(sp.Function):
 
 
 def without_max(formula) -> sp.Expr:
-    "The formula with max(a, b) as b + [a - b]₊ and min(a, b) as b - [b - a]₊."
+    "The formula with max(a, b) as b + hinge(a - b) and min(a, b) as b - hinge(b - a)."
     def largest(*args):
         zero_last = sorted(args, key=lambda a: a == 0)
         return reduce(lambda a, b: b + hinge(a - b), zero_last)

@@ -453,7 +453,7 @@ def sides(
 
 
 def pair_weight(
-    W:Tensor, # (B, B) ∂L/∂S
+    W:Tensor, # (B, B) derivatives by S
 ) -> Tensor: # (B, B), each pair once
     "w of the pair {i, j}: what the embeddings feel."
     return (W + W.T).triu(1)

@@ -181,8 +181,8 @@ def costs_of_rows(
 
 # %% ../../nbs/52_training.methods.ipynb #fe110a9c
 class DiscrepancyCallback(PaperCallback):
-    """Trains or watches λ L^φ (Roy et al., 2022), beside any loss: the cost of each class, the
-    marginal error of transport, and λ. Raises as `LossCallback`."""
+    r"""Trains or watches $\lambda L^\varphi$ (Roy et al., 2022), beside any loss: the cost of each
+    class, the marginal error of transport, and $\lambda$. Raises as `LossCallback`."""
     columns = 'discrepancy', 'marginal_error'
     kinds = ClassDiscrepancy,
 

@@ -63,8 +63,8 @@ def newton_step(
     a:Tensor, root_b:Tensor=None, # (G, n) float64 weights; the other is not needed here
     most:float=4., # between the lowest and the highest row
 ) -> tuple: # what is added to f/ε (G, n); the row sums T1 (G, n), both float64
-    r"""The step $d$ of Newton: $(\mathrm{diag}\,r-T\,\mathrm{diag}(1/b)\,T^\top)\,d=a-r$ for the row
-    sums $r$; cut to a spread of `most`."""
+    r"""The step $d$ of Newton: $(\mathrm{diag}\,r-T\,\mathrm{diag}(1/b)\,T^\top)\,d=a-r$ for the
+    row sums $r$; cut to a spread of `most`."""
     Q = torch.bmm(P, P.mT).double()                         # (G, n, n) T diag(1/b) Tᵀ
     r = Q.sum(2)
     M = torch.mul(r[:, :, None], r[:, None]).sub_(Q)        # r rᵀ: all rows alike are no move
@@ -256,9 +256,9 @@ def sinkhorn(
     newton:bool=True, # False: plain sweeps (Algorithm 1, in the log domain)
     rows=None, columns=None, # (..., n), (..., m) booleans: which are there
 ) -> Transport: # each problem solved alone; the value can be differentiated by the cost, once
-    r"""$\min_T\langle D,T\rangle+\varepsilon\sum_{ij}T_{ij}(\log T_{ij}-1)$ over plans with row sums
-    $a$ and column sums $b$ (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the value
-    NaN; where forbidden pairs leave no plan, `error` stays far from 0. Raises TypeError or
+    r"""$\min_T\langle D,T\rangle+\varepsilon\sum_{ij}T_{ij}(\log T_{ij}-1)$ over plans with row
+    sums $a$ and column sums $b$ (Roy et al. 2022, eq. 11). A negative weight or a NaN makes the
+    value NaN; where forbidden pairs leave no plan, `error` stays far from 0. Raises TypeError or
     ValueError for invalid input."""
     if not isinstance(cost, Tensor) or not cost.is_floating_point():
         given = cost.dtype if isinstance(cost, Tensor) else f'a {type(cost).__name__}'

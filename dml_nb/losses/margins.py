@@ -78,8 +78,8 @@ class TupletMargin(PairLoss):
 # %% ../../nbs/22_losses.margins.ipynb #bd841639
 class IntraPairVariance(PairLoss):
     r"""Mean of $[(1-\varepsilon_+)\mu_+-S]_+^2$ over positives plus mean of
-    $[S-(1+\varepsilon_-)\mu_-]_+^2$ over negatives, where $\mu_+$ and $\mu_-$ are their means in the
-    batch (Yu and Tao, 2019)"""
+    $[S-(1+\varepsilon_-)\mu_-]_+^2$ over negatives, where $\mu_+$ and $\mu_-$ are their means in
+    the batch (Yu and Tao, 2019)"""
     statistics_passes = 2
     symmetric = True
 

@@ -51,8 +51,8 @@ def expand(
     own:Tensor=None, # (Q,) a row of the gallery that is the query itself, -1 for none
 ) -> Tensor: # (Q, D) float32 unit rows
     """Each row plus its `k` nearest rows of the gallery, weighted by the power `alpha` of their
-    similarities, 0 for negative ones, and scaled to length one: query expansion (Chum et al. 2007;
-    Radenović et al. 2019), and without a gallery database-side augmentation (Arandjelović and
+    similarities, cut at 0, and scaled to length one: query expansion (Chum et al. 2007; Radenović
+    et al. 2019), and without a gallery database-side augmentation (Arandjelović and
     Zisserman 2012).
 
     Raises ValueError for k below 1, alpha below 0, no rows and rows of another length."""

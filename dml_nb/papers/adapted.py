@@ -836,14 +836,14 @@ _SMALL_PART = ('retrieval was run only with the sum over triplets, as printed, i
                'correction is a tiny part of the gradient')
 _TEN_CLASSES = 'random triplets were trained on ten classes only'
 _NO_MEASURE = 'the gradients of single classes were not measured'
-_CONSTRUCTION = 'it is so by construction, since the term needs only the selected images'
-_NOT_ALONE = 'no training changes the bias of a selection and nothing else'
+_CONSTRUCTION = 'it is true by design, since the term needs only the selected images'
+_NOT_ALONE = 'we ran no training in which only the bias of the selection differs'
 
 CLAIMS = [
     _claim('random', obstacle=_TEN_CLASSES),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard minus hardest'),
     _claim('shift', _of_shift,
-           'share of the squared shift of class means that a random choice would not have',
+           'share of the squared shift of class means that a random choice would not explain',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),
@@ -851,7 +851,8 @@ CLAIMS = [
            'accuracy from a quarter of the iterations on, λ = 2 minus λ = 0, mean over triplets',
            obstacle=OWN_DATA),
     _claim('trade-off', _of_trade_off,
-           'accuracy at λ = 0.5 or 2 minus that at 0, and minus that at 5; mean over triplets',
+           'accuracy at λ = 0.5 or 2 minus that at λ = 0, and minus that at λ = 5; mean over '
+           'triplets',
            quantifier='all'),
     *(_claim(name, obstacle=OWN_DATA) for name in ('fall', 'no fall')),
     _claim('margins', _of_margins,

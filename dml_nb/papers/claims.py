@@ -93,16 +93,18 @@ class Outcome:
     def measured(
         self,
         style:str='.2f', # of numbers
+        unit:str='', # of the differences
     ) -> str:
         """The mean, its interval and the least and the greatest setting; or, where each setting
         decides, these two with their intervals; or the reason."""
         if self.reason:
             return self.reason
+        unit = unit and f' {unit}'
         if self.each:
-            return ' to '.join(f'{signed(mean, style)} ± {half:{style}} ({name})'
+            return ' to '.join(f'{signed(mean, style)} ± {half:{style}}{unit} ({name})'
                                for name, mean, half in self.ends).replace('e-', 'e−')
         low, high = (signed(self.mean + side * self.half, style) for side in (-1, 1))
-        said = f'{signed(self.mean, style)} (95 % interval {low} to {high})'
+        said = f'{signed(self.mean, style)}{unit} (95 % interval {low} to {high})'
         if len(self.ends) < 2:
             return said
         single = ' to '.join(f'{signed(mean, style)} ({name})' for name, mean, _ in self.ends)
@@ -342,13 +344,21 @@ class Claim:
 OWN_DATA = "it reports what the authors saw on their own data"
 WORDS = dict(average='on average over the settings', most='in more than half of the settings',
              all='in every setting', equal='in every setting')
+READING = '''Each row says what a claim asks for, our verdict, and what was measured. "A minus B; at
+least 0.5 points" asks that A be ahead of B by half a point or more. A *setting* is a data set with a
+network. It counts if every method that is compared beats its input, and is well tuned.
+
+- **Holds here**: the difference is surely large enough, also after a correction for many claims.
+- **Undecided here**: the interval leaves more than one answer open, or the settings disagree.
+- **Not testable here**: too few settings count, or nothing that we ran could contradict the sentence.
+'''
 
 
 def in_words(
     claim:Claim,
 ) -> str: # what decides it
     least = claim.effect if claim.least is None else claim.least
-    amount = f'{least:g} {claim.unit}'.replace('-', '−')
+    amount = f'{least:g} {claim.unit}'.strip().replace('-', '−')
     said = f'at least {amount}' if least else 'above 0'
     if claim.quantifier == 'equal':
         said = f'within {amount} of 0'
@@ -417,7 +427,7 @@ def claim_table(
     if claim.test is None:
         return f'{head}\n\n{end}: {outcome.reason}.'
     asked = f'Test: {in_words(claim)}.'
-    said = outcome.measured(claim.style)
+    said = outcome.measured(claim.style, claim.unit)
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
         said = claim.obstacle or 'no setting counts'
     head = f'{head} {asked}'.replace('@', '\\@')
@@ -441,7 +451,7 @@ def outcome_table(
     claims:list, # of `Claim`
     record:dict, # content of results/papers/….json
 ) -> str: # Markdown
-    "A row for each claim that was tested, with its outcome; folded below, the others and why not."
+    "How to read it; a row for each claim that was tested; folded below, the others and why not."
     rows, untested = [], []
     for number, (claim, outcome) in enumerate(zip(claims, settle(claims, record)), 1):
         quoted = f'“{claim.text}”'
@@ -449,8 +459,8 @@ def outcome_table(
             untested.append([f'{number}', quoted, outcome.reason])
         else:
             rows.append([f'{number}', in_words(claim), f'**{outcome.kind}**',
-                         f'{outcome.measured(claim.style)} ({claim.unit})'])
-    table = as_markdown(['', 'what the claim asks for', 'verdict', 'what was measured'], rows)
+                         outcome.measured(claim.style, claim.unit)])
+    table = f'{READING}\n' + as_markdown(['', 'what the claim asks for', 'verdict', 'what was measured'], rows)
     if untested:
         reasons = as_markdown(['', 'claim', 'why not'], untested)
         table += ('\n\n<details>\n<summary>Not testable here: '

@@ -724,8 +724,9 @@ def _claim(text, place, asks='', test=None, **settings):
     return Claim(paper='004', text=text, place=place, asks=asks, test=test, **settings)
 
 
-_ONE_RATE = 'in the curves all of them share one rate, and each does better at another'
-_FEATURES = 'SV was measured only where a linear map of ready features was trained'
+_ONE_RATE = 'in these curves every γ has the same learning rate, and each does better at another'
+_FEATURES = ('SV, a measure of how unevenly embeddings spread over directions, was measured only '
+             'on frozen features')
 _IDENTITY = 'it is true of every network (E2), so no run could contradict it'
 _THEOREM = 'a theorem is proved or refuted, not sampled'
 
@@ -746,8 +747,8 @@ CLAIMS = [
     _claim('CIT with lesser γ can be fast convergence with fewer epochs achieving the last '
            'performance', 'section 3.5', errata=('E16',), obstacle=_ONE_RATE),
     _claim('For hard triplet samples, as the epoch increases, their number significantly decreases',
-           'figure 1', 'share of hard triplets, first pass minus last', fewer_hard,
-           unit='points of the share'),
+           'figure 1', 'share of hard (wrongly ordered) triplets, first pass minus last', fewer_hard,
+           unit='percentage points'),
     _claim('The convergence speed on $\\gamma = 0.5$ is faster than $\\gamma = 1.0$ due to '
            'imposing more penalties on hard triple samples', 'figure 1', errata=('E16',),
            obstacle=_ONE_RATE),

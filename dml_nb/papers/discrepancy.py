@@ -760,7 +760,7 @@ def _not_tuned(
     later = {one['lr']: one['value'] for one in file['rates']['tries']
              if (one['data'], one['method'], one['lam']) == (data, method, lam)}
     if labels != 'clean' or not later:
-        return 'the rate is that of the loss alone'
+        return 'the learning rate was chosen without the term'
     lams = [each for _, each in tried]
     best = [each for (_, each), value in tried.items() if value > tried[rate, lam] - 1e-5]
     below = min(best) > min(lams) or min(lams) == _WIDER_WEIGHTS[0]
@@ -848,8 +848,8 @@ _CLEAN = ('enforcing discrepancy between the distributions of the class-wise emb
 _PHOTO = ('adding both L^L and L^W (so as to introduce class-wise discrepancy constraints) leads '
           'to superior NMI and R@K metrics for both the datasets across most of the settings')
 _POINTS = 'accuracy that the term adds to a loss'
-_SEPARATION = ('it is said of the term beside a local loss, and nothing was measured here that is '
-               'largest where classes stand farthest apart')
+_SEPARATION = ('it is said of the term beside a local loss, and we measured nothing that shows '
+               'whether classes are as far apart as possible')
 
 CLAIMS = [
     _claim(_NOISY, 'section 4, line 161; L^W', _gains(better='L^W', labels=_NOISY_LABELS),

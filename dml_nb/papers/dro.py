@@ -643,7 +643,7 @@ def step_times(
     return rows
 
 # %% ../../nbs/70_papers.dro.ipynb #b90857f9
-ABLE = ('it says that other losses of a pair can be used, which is so by construction; a '
+ABLE = ('it says that other losses of a pair can be used, which is true by design; a '
         'difference between two of them would not refute it')
 FEWER_STEPS = ('with the same number of pictures a larger batch makes fewer steps, so the effect '
                'of the ratio cannot be told from that of the steps (with four times the steps the '
@@ -657,34 +657,34 @@ CLAIMS = [
           asks='Recall@1 of each variant minus that of MS'),
     claim(text='our simple and effective method outperforms the state-of-the-art results',
           place='abstract', test=best_variant,
-          asks='Recall@1 of the variant that validation prefers minus that of MS'),
+          asks='Recall@1 of the variant that is best on validation classes minus that of MS'),
     claim(text='the flexibility of our DRO framework to adopt different loss functions',
           place='section 4.1', errata=('A19',), obstacle=ABLE),
     claim(text='exactly recover the gradient in (5)', place='section 3.3', errata=('A4',),
-          test=same_gradient, quantifier='equal', effect=1e-6, unit='relative',
-          style='.0e', asks='gradient of KL-G at γ = 1 minus that of LS, where no pair has a loss '
-               'of zero'),
+          test=same_gradient, quantifier='equal', effect=1e-6, unit='',
+          style='.0e', asks='relative difference of the gradients of KL-G at γ = 1 and of LS, where '
+               'no pair has a loss of zero'),
     claim(text='our method performs similarly to LS loss, which verifies that our method recovers '
           'LS loss', place='section 4.2.1', errata=('A4', 'A16'), quantifier='equal',
           test=difference('DRO-KL-G 1', 'LS'), asks='KL-G at γ = 1 (margin .2) minus LS'),
     claim(text='our method obtain improved performance compared to the ordinary LS loss',
           place='section 4.2.1', test=best_general('LS'),
-          asks='KL-G at the γ that validation prefers minus LS'),
+          asks='KL-G at the γ that is best on validation classes minus LS'),
     claim(text='when we treat $\\gamma$ as a hyper-parameter (especially $\\gamma = 0.001$ ) and '
           'regard our framework as *generalized LS loss*, our method obtain improved performance '
           'compared to the ordinary LS loss',
           place='section 4.2.1', test=best_general('DRO-KL-G 1'),
-          asks='KL-G at the γ that validation prefers minus KL-G at γ = 1, so that γ alone '
-               'differs'),
+          asks='KL-G at the γ that is best on validation classes minus KL-G at γ = 1, so that '
+               'γ alone differs'),
     claim(text='our *generalized LS loss* outperforms MS loss', place='section 4.2.1',
           errata=('A16',), test=best_general('MS'),
-          asks='KL-G at the γ that validation prefers minus MS without mining'),
+          asks='KL-G at the γ that is best on validation classes minus MS without mining'),
     claim(text='the performance of the ordinary LS loss is inferior to that of MS loss',
           place='section 4.2.1', errata=('A16',), test=difference('MS', 'LS'),
           asks='MS without mining minus LS'),
     claim(text='constantly outperforms all other methods', place='section 4.2.2',
           test=balanced_is_best, quantifier='all',
-          asks='top-K-PN minus each other method, batch by batch'),
+          asks='top-K-PN minus each other method, for each batch size'),
     claim(text='encounters a sharp decrease in recall@1 when the ratio decreases',
           place='section 4.2.2', test=smallest_less_largest(['DWS']), obstacle=FEWER_STEPS,
           asks='DWS in the smallest minus DWS in the largest batch'),

@@ -386,7 +386,7 @@ def test_folder_of_pictures(tmp_path, dml):
     (tmp_path/'data'/'later').mkdir()
     run = dml(*options, '--size', 16, '--body', 'small_convnet')
     assert run.returncode == 0, run.stderr
-    assert 'small_convnet from nothing, 16 × 16 pixels' in run.stdout
+    assert 'small_convnet from scratch, 16 × 16 pixels' in run.stdout
     empty, broken = run.stderr.splitlines()
     assert 'later first' in empty and 'broken.png' in broken
     assert results(tmp_path/'out')['data']['classes'] == 4

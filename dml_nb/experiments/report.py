@@ -85,7 +85,7 @@ def network_text(
         return ''
     sides = network['shape'][1:]
     width = f" of width {network['width']}" if network['width'] else ''
-    start = ' from nothing' if network['weights'] is None else f" from {network['weights']}"
+    start = ' from scratch' if network['weights'] is None else f" from {network['weights']}"
     size = ' × '.join(map(str, sides)) + ' pixels' if sides else f"{network['shape'][0]} numbers"
     return (f"{network['body']}{width}{start}, {size}, "
             f"{' or '.join(map(str, network['steps']))} steps")

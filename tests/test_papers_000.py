@@ -1,4 +1,5 @@
 "What the page of the DRO paper cannot test: the paper's own text, and a run made again."
+import copy
 import json
 import re
 
@@ -11,7 +12,7 @@ from dml_nb.papers.exhibits import by_recipe, differs, key_of
 
 @pytest.fixture
 def record():
-    return record_of('000')
+    return copy.deepcopy(record_of('000'))
 
 
 def test_claims_are_quoted():

@@ -47,7 +47,7 @@ Modules:
 - `dml_nb.formulas`: Thresholds for pairs, fast exponentials, and the logarithm of a sum of them with its derivatives.
 - `dml_nb.losses.adapted`: Selected triplets show some images more often than others; this loss adds a penalty for that.
 - `dml_nb.losses.angular`: A triplet is a triangle: this loss narrows its angle at the negative, for all triplets at once.
-- `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
+- `dml_nb.losses.catalogue`: Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and all others.
 - `dml_nb.losses.concordance`: How often a negative is nearer than a positive, as a loss and as a measure.
 - `dml_nb.losses.contrastive`: InfoNCE, SupCon, Circle and SigLIP: their values and their pair weights.
 - `dml_nb.losses.discrepancy`: Push every class away from all the others at once.

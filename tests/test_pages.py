@@ -184,6 +184,13 @@ def test_was_run(page):
 
 
 @each_page
+def test_was_run_with_data(page):
+    "Saved without them, a page loses the pictures that it kept"
+    said = json.dumps([outputs for *_, outputs in code_cells(page)])
+    assert 'DML_NB_DATA is not set' not in said, 'run it where DML_NB_DATA holds its data'
+
+
+@each_page
 def test_page_is_small(page):
     kilobytes = page.stat().st_size / 1000
     assert kilobytes <= 500, f'{kilobytes:.0f} KB with its outputs'

@@ -1,4 +1,4 @@
-"""Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and 43 more.
+"""Each loss, its formula and when to use it: Contrastive, Triplet, MultiSimilarity, InfoNCE and all others.
 
 This page lists the losses of the book by name. `LOSSES['infonce'](temperature=.05)` makes InfoNCE with a
 temperature of 0.05; on the command line it is `--loss infonce`.

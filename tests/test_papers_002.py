@@ -95,7 +95,8 @@ def test_a_setting_at_the_edge_of_what_was_tried_does_not_count():
         whole, cut = (discrepancy._not_tuned(file | dict(tries=each), 'digits', local, term)
                       for each in (tries, inside))
         assert whole == '' and f'best {other or "rate"} at the edge' == cut
-    for far, said in ((.1, 'best rate at the edge'), (0., 'the learning rate was chosen without the term')):
+    for far, said in ((.1, 'best rate at the edge'),
+                      (0., 'the learning rate was chosen without the term')):
         near = [one for one in file['rates']['tries'] if one['lr'] <= rate and far]
         cut = file | dict(rates=dict(tries=near))
         assert discrepancy._not_tuned(cut, 'digits', local, term) == said

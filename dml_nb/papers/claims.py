@@ -460,7 +460,8 @@ def outcome_table(
         else:
             rows.append([f'{number}', in_words(claim), f'**{outcome.kind}**',
                          outcome.measured(claim.style, claim.unit)])
-    table = f'{READING}\n' + as_markdown(['', 'what the claim asks for', 'verdict', 'what was measured'], rows)
+    columns = ['', 'what the claim asks for', 'verdict', 'what was measured']
+    table = f'{READING}\n{as_markdown(columns, rows)}'
     if untested:
         reasons = as_markdown(['', 'claim', 'why not'], untested)
         table += ('\n\n<details>\n<summary>Not testable here: '

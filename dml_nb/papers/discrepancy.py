@@ -848,8 +848,8 @@ _CLEAN = ('enforcing discrepancy between the distributions of the class-wise emb
 _PHOTO = ('adding both L^L and L^W (so as to introduce class-wise discrepancy constraints) leads '
           'to superior NMI and R@K metrics for both the datasets across most of the settings')
 _POINTS = 'accuracy that the term adds to a loss'
-_SEPARATION = ('it is said of the term beside a local loss, and we measured nothing that shows '
-               'whether classes are as far apart as possible')
+_SEPARATION = ('it is about the term added to another loss, and we did not measure whether classes '
+               'are as far apart as possible')
 
 CLAIMS = [
     _claim(_NOISY, 'section 4, line 161; L^W', _gains(better='L^W', labels=_NOISY_LABELS),

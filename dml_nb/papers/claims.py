@@ -345,12 +345,13 @@ OWN_DATA = "it reports what the authors saw on their own data"
 WORDS = dict(average='on average over the settings', most='in more than half of the settings',
              all='in every setting', equal='in every setting')
 READING = '''Each row says what a claim asks for, our verdict, and what was measured. "A minus B; at
-least 0.5 points" asks that A be ahead of B by half a point or more. A *setting* is a data set with a
-network. It counts if every method that is compared beats its input, and is well tuned.
+least 0.5 points" asks that A be ahead of B by half a point or more. A *setting* is a data set with
+a network. It counts if every method that is compared beats its input, and is well tuned.
 
 - **Holds here**: the difference is surely large enough, also after a correction for many claims.
 - **Undecided here**: the interval leaves more than one answer open, or the settings disagree.
-- **Not testable here**: too few settings count, or nothing that we ran could contradict the sentence.
+- **Not testable here**: too few settings count, or nothing that we ran could contradict the
+  sentence.
 '''
 
 

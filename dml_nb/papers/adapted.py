@@ -849,12 +849,12 @@ CLAIMS = [
            effect=5., unit='percent', style='.0f'),
     _claim('improvement', _of_improvement,
            'accuracy from a quarter of the iterations on, λ = 2 minus λ = 0, mean over triplets',
-           obstacle=OWN_DATA),
+           beyond=OWN_DATA),
     _claim('trade-off', _of_trade_off,
            'accuracy at λ = 0.5 or 2 minus that at λ = 0, and minus that at λ = 5; mean over '
            'triplets',
            quantifier='all'),
-    *(_claim(name, obstacle=OWN_DATA) for name in ('fall', 'no fall')),
+    *(_claim(name, beyond=OWN_DATA) for name in ('fall', 'no fall')),
     _claim('margins', _of_margins,
            'silhouette of the worst class, λ = 2 minus λ = 0, mean over triplets',
            effect=.05, unit='of 1', style='.2f'),
@@ -868,6 +868,6 @@ CLAIMS = [
            'accuracy on training minus on test pictures, λ = 0 minus λ = 2, mean over triplets'),
     _claim('degrades', obstacle=_NOT_ALONE),
     _claim('balanced', obstacle=_NO_MEASURE),
-    _claim('similar', obstacle=OWN_DATA),
-    _claim('extended', obstacle=_CONSTRUCTION),
+    _claim('similar', beyond=OWN_DATA),
+    _claim('extended', beyond=_CONSTRUCTION),
 ]

@@ -16,6 +16,8 @@ __all__ = ['Setting', 'why_untuned', 'Claim']
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 # %% ../../nbs/69_papers.claims.ipynb #c7a1e007
 import numpy as np
@@ -297,7 +299,8 @@ class Claim:
     least:float=None # the difference above which it holds; None: the effect
     unit:str='points' # of the differences
     style:str='.1f' # of the numbers
-    obstacle:str='' # why it cannot be tested here, whatever the settings
+    beyond:str='' # why no run of ours could test it
+    obstacle:str='' # why those that we made do not, whatever the settings
     about:tuple=() # settings with the data that the sentence is about; others cannot refute it
 
     def settings(
@@ -320,7 +323,7 @@ class Claim:
         settings = self.settings(record)
         why = {name: each.obstacle() for name, each in settings.items()}
         counted = {name: each for name, each in settings.items() if not why[name]}
-        obstacle = self.obstacle
+        obstacle = self.beyond or self.obstacle
         if not counted and not obstacle:
             kinds = Counter(reason.partition(':')[0] for reason in why.values())
             obstacle = 'no setting counts: ' + ', '.join(
@@ -330,8 +333,8 @@ class Claim:
         restrictions = list(filter(None, (each.restriction() for each in counted.values())))
         if len(restrictions) > 1:
             kinds = Counter(reason.partition(':')[0] for reason in restrictions)
-            restrictions = [f'{kind} in {n} of {len(counted)} settings'
-                            for kind, n in kinds.items()]
+            restrictions = [f'{len(restrictions)} of {len(counted)} settings count only in favour of '
+                            f"the claim ({', '.join(kinds)})"]
         if self.about and not set(self.about) & set(counted):
             restrictions.append(f"only {', '.join(counted)} can count, which cannot refute a "
                                 'sentence about other data')
@@ -344,14 +347,16 @@ class Claim:
 OWN_DATA = "it reports what the authors saw on their own data"
 WORDS = dict(average='on average over the settings', most='in more than half of the settings',
              all='in every setting', equal='in every setting')
-READING = '''Each row says what a claim asks for, our verdict, and what was measured. "A minus B; at
-least 0.5 points" asks that A be ahead of B by half a point or more. A *setting* is a data set with
-a network. It counts if every method that is compared beats its input, and is well tuned.
+READING = '''Each row says what a claim asks for, our verdict, and what was measured. A *setting* is a data set
+with a network. It counts if every method that is compared beats its input and is well tuned (its
+learning rate lies between two that are worse).
 
-- **Holds here**: the difference is surely large enough, also after a correction for many claims.
+- **Holds here**: the interval lies wholly within what the claim asks for, also after a correction
+  for many claims.
 - **Undecided here**: the interval leaves more than one answer open, or the settings disagree.
-- **Not testable here**: too few settings count, or nothing that we ran could contradict the
-  sentence.
+- **Not testable here**: too few settings count, or no result of theirs could contradict the
+  sentence. Below the table these claims are in two lists: those that other runs could test, and
+  those that no run of ours could, as what the authors saw on their own data.
 '''
 
 
@@ -408,8 +413,14 @@ def settings_table(
         arms = '<br>'.join(f'{arm}: {plus_minus(values, claim.style)}'
                            for arm, values in each.arms.items()) or '–'
         floor = '–' if each.floor is None else format(each.floor, claim.style)
-        counts = claim.obstacle and 'no' or each.obstacle() and f'no: {each.obstacle()}' or (
-            each.restriction() and f'only in favour of the claim: {each.restriction()}' or 'yes')
+        if claim.beyond or claim.obstacle:
+            counts = 'no'
+        elif each.obstacle():
+            counts = f'no: {each.obstacle()}'
+        else:
+            counts = 'yes'
+            if each.restriction():
+                counts = f'only in favour of the claim: {each.restriction()}'
         rows.append([name, f'{len(each.differences)}', arms, floor,
                      plus_minus(each.differences, claim.style, sign=True), counts])
     return as_markdown(['setting', 'seeds', 'methods', 'input', 'difference', 'counts?'], rows)
@@ -430,7 +441,7 @@ def claim_table(
     asked = f'Test: {in_words(claim)}.'
     said = outcome.measured(claim.style, claim.unit)
     if outcome.reason and all(each.obstacle() for each in claim.settings(record).values()):
-        said = claim.obstacle or 'no setting counts'
+        said = claim.beyond or claim.obstacle or 'no setting counts'
     head = f'{head} {asked}'.replace('@', '\\@')
     table, rows = settings_table(claim, record), len(claim.settings(record))
     if outcome.reason or rows > 8:
@@ -452,21 +463,28 @@ def outcome_table(
     claims:list, # of `Claim`
     record:dict, # content of results/papers/….json
 ) -> str: # Markdown
-    "How to read it; a row for each claim that was tested; folded below, the others and why not."
-    rows, untested = [], []
+    """How to read it; a row for each claim that was tested; folded below, the others and why not:
+    those that other runs could test, and those that none could."""
+    rows, weak, beyond = [], [], []
     for number, (claim, outcome) in enumerate(zip(claims, settle(claims, record)), 1):
-        quoted = f'“{claim.text}”'
         if outcome.reason:
-            untested.append([f'{number}', quoted, outcome.reason])
+            (beyond if claim.beyond else weak).append((number, claim.text, outcome.reason))
         else:
             rows.append([f'{number}', in_words(claim), f'**{outcome.kind}**',
                          outcome.measured(claim.style, claim.unit)])
     columns = ['', 'what the claim asks for', 'verdict', 'what was measured']
     table = f'{READING}\n{as_markdown(columns, rows)}'
-    if untested:
-        reasons = as_markdown(['', 'claim', 'why not'], untested)
-        table += ('\n\n<details>\n<summary>Not testable here: '
-                  f'{len(untested)} claims, and why</summary>\n\n{reasons}\n\n</details>')
+    for found, what in ((weak, 'other runs could test'), (beyond, 'no run of ours could test')):
+        if found:
+            lines = []
+            for reason, group in groupby(found, key=itemgetter(2)):
+                numbers, texts, _ = zip(*group)
+                quoted = '<br>'.join(f'“{text}”' for text in dict.fromkeys(texts))
+                lines.append([', '.join(map(str, numbers)), quoted, reason])
+            reasons = as_markdown(['', 'claim', 'why not'], lines)
+            number = f"{len(found)} claim{'s' * (len(found) > 1)}"
+            table += (f'\n\n<details>\n<summary>Not testable here: {number} that {what}</summary>'
+                      f'\n\n{reasons}\n\n</details>')
     return table
 
 # %% ../../nbs/69_papers.claims.ipynb #e13ffc48

@@ -738,7 +738,7 @@ CLAIMS = [
            'Recall@1, CIT minus the best rival, all at their usual margin', outperforms, least=0.),
     _claim('different violation margins can bring significant differences in performance',
            'section 3.2', 'mAP, best minus worst of three margins', margins_matter),
-    _claim('the most prominent are Angular and Circle', 'section 3.2', obstacle=OWN_DATA),
+    _claim('the most prominent are Angular and Circle', 'section 3.2', beyond=OWN_DATA),
     _claim('our CIT exhibits significant advantages against ST', 'section 3.2',
            'Recall@1, CIT minus SoftTriple', beats(('soft_triple', None), 'recall@1')),
     _claim('the hyper-parameter γ in our CIT loss has little effect on the performance',
@@ -759,19 +759,19 @@ CLAIMS = [
            'discriminative embedding features', 'appendix D', errata=('E13',),
            obstacle=_FEATURES),
     _claim('Our CIT gains the four highest AUC among the eight sub-tasks', 'section 3.4',
-           obstacle=OWN_DATA),
+           beyond=OWN_DATA),
     _claim('$\\mathcal{G}(\\mathcal{F}_{\\theta}) = \\frac{1}{N_{\\mathcal{T}}} '
            '\\sum_{(S_{ap}, S_{an}) \\in \\mathbb{E}_{\\mathcal{T}}} '
            '\\mathbb{I}_{S_{ap} < S_{an}} \\geq \\mathcal{L}_e$', 'equation 5',
            'G minus L_e on all training triplets', discordance_is_larger, quantifier='all',
-           effect=.005, unit='of 1', style='.3f', errata=('E2',), obstacle=_IDENTITY),
+           effect=.005, unit='of 1', style='.3f', errata=('E2',), beyond=_IDENTITY),
     _claim('each of the following holds for any $\\mathcal{L}_{cit} \\in \\mathbb{L}$ with '
-           'probability at least $1 - \\delta$', 'theorem 1', errata=('E7',), obstacle=_THEOREM),
+           'probability at least $1 - \\delta$', 'theorem 1', errata=('E7',), beyond=_THEOREM),
     _claim('Supposing the amount of triplet samples is enough to make both expectation errors '
            'theoretically infinite close. Then, we can further derive '
            '$\\tilde{\\mathbb{E}}_{\\mathcal{D}}[\\mathcal{L}_p] \\leq '
            '\\tilde{\\mathbb{E}}_{\\mathcal{D}}[\\mathcal{L}_e]$', 'corollary 2', errata=('E8',),
-           obstacle=_THEOREM),
+           beyond=_THEOREM),
     _claim('the average loss on $\\gamma = 0.5$ (heavier penalties) gradually approaches '
            '$\\gamma = 1.0$', 'figure 1', errata=('E16',), obstacle=_ONE_RATE),
 ]

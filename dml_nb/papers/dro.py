@@ -663,7 +663,7 @@ CLAIMS = [
           place='abstract', test=best_variant,
           asks='Recall@1 of the variant that is best on validation classes minus that of MS'),
     claim(text='the flexibility of our DRO framework to adopt different loss functions',
-          place='section 4.1', errata=('A19',), obstacle=ABLE),
+          place='section 4.1', errata=('A19',), beyond=ABLE),
     claim(text='exactly recover the gradient in (5)', place='section 3.3', errata=('A4',),
           test=same_gradient, quantifier='equal', effect=1e-6, unit='',
           style='.0e', asks='relative difference of the gradients of KL-G at γ = 1 and of LS, where '
@@ -699,14 +699,14 @@ CLAIMS = [
     claim(text='recall@ $k$ is stable on the entire range of $K$', place='section 4.2.3',
           test=other_sizes, quantifier='equal',
           asks='each K minus each smaller one'),
-    claim(text='performs best when $K = 1280$', place='section 4.2.3', obstacle=OWN_DATA),
+    claim(text='performs best when $K = 1280$', place='section 4.2.3', beyond=OWN_DATA),
     claim(text='all of three proposed variants of DRO framework run faster than other '
           '*anchor-based* mining methods and losses', place='section 4.2.4',
           test=slowest_variant, quantifier='all', effect=15., unit='percent', style='.0f',
           asks='how much faster the slowest form (top-K, top-K-PN, KL) is than a loop '
                'over anchors'),
-    claim(text='LS loss is slower than MS loss', place='section 4.2.4', obstacle=THEIR_CODE),
-    claim(text='SH is slower than DWS', place='section 4.2.4', obstacle=THEIR_CODE),
+    claim(text='LS loss is slower than MS loss', place='section 4.2.4', beyond=THEIR_CODE),
+    claim(text='SH is slower than DWS', place='section 4.2.4', beyond=THEIR_CODE),
 ]
 
 # %% ../../nbs/70_papers.dro.ipynb #c34d6827

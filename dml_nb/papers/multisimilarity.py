@@ -635,18 +635,18 @@ CLAIMS = [
           errata=('B12',), asks='MS minus Proxy-NCA', about=(NAMES[BIRDS], NAMES[TRAINED])),
     Claim(PAPER, 'the performance on the CUB200 decreases when the batch-size is increased',
           'S, section 4', grows_with_batch((BIRDS, CARS), -1), errata=('B12',),
-          asks='loss with the batch', unit=DOUBLING, obstacle=OWN_DATA),
+          asks='loss with the batch', unit=DOUBLING, beyond=OWN_DATA),
     Claim(PAPER, 'the performance on the SOP benefits from large batch-sizes significantly',
           'S, section 4', grows_with_batch((DRAWINGS,), 1),
-          asks='gain with the batch', unit=DOUBLING, obstacle=OWN_DATA),
+          asks='gain with the batch', unit=DOUBLING, beyond=OWN_DATA),
     Claim(PAPER, 'the CUB200 is less sensitive to the change of batch-size than the SOP',
           'S, section 4', less_sensitive, asks='gain from 20 to 80 images',
-          unit=DOUBLING, obstacle=OWN_DATA),
+          unit=DOUBLING, beyond=OWN_DATA),
     Claim(PAPER, 'by using a small batch-size of 20 on the SOP dataset, our MS mining is difficult '
           'to collect any informative pair at some iterations, which happened at over 20% '
           'iterations in our experiments', 'S, section 4',
           empty_batches, asks='share of batches without a pair minus 20 %',
-          unit='percent', obstacle=OWN_DATA),
+          unit='percent', beyond=OWN_DATA),
     Claim(PAPER, 'the proposed MS loss obtains new state-of-the-art performance on four image '
           'retrieval benchmarks', 'abstract', obstacle=NOT_HERE),
 ]

@@ -347,12 +347,15 @@ class Claim:
 OWN_DATA = "it reports what the authors saw on their own data"
 WORDS = dict(average='on average over the settings', most='in more than half of the settings',
              all='in every setting', equal='in every setting')
-READING = '''Each row says what a claim asks for, our verdict, and what was measured. A *setting* is a data set
-with a network. It counts if every method that is compared beats its input and is well tuned (its
+READING = '''Each row says what a claim asks for, our verdict, and what was measured. A *setting* is one
+comparison: a data set with a network, and where a claim names several losses or batch sizes, one
+of them. It counts if every method that is compared beats its input and is well tuned (its
 learning rate lies between two that are worse).
 
 - **Holds here**: the interval lies wholly within what the claim asks for, also after a correction
   for many claims.
+- **The opposite holds here**: the claim is contradicted. The opposite is surely larger than the
+  smallest effect, on average, or in one setting if the claim is about every setting.
 - **Undecided here**: the interval leaves more than one answer open, or the settings disagree.
 - **Not testable here**: too few settings count, or no result of theirs could contradict the
   sentence. Below the table these claims are in two lists: those that other runs could test, and

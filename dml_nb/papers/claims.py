@@ -108,7 +108,7 @@ class Outcome:
         low, high = (signed(self.mean + side * self.half, style) for side in (-1, 1))
         said = f'{signed(self.mean, style)}{unit} (95 % interval {low} to {high})'
         if len(self.ends) < 2:
-            return said
+            return f'{said} in one setting ({self.ends[0][0]})'
         single = ' to '.join(f'{signed(mean, style)} ({name})' for name, mean, _ in self.ends)
         return f'{said} on average; single settings {single}'
 
@@ -357,8 +357,8 @@ learning rate lies between two that are worse).
 - **The opposite holds here**: the claim is contradicted. The opposite is surely larger than the
   smallest effect, on average, or in one setting if the claim is about every setting.
 - **Undecided here**: the interval leaves more than one answer open, or the settings disagree.
-- **Not testable here**: too few settings count, or no result of theirs could contradict the
-  sentence. Below the table these claims are in two lists: those that other runs could test, and
+- **Not testable here**: too few settings count, or those that count
+  could support the claim, but not contradict it. Below the table these claims are in two lists: those that other runs could test, and
   those that no run of ours could, as what the authors saw on their own data.
 '''
 

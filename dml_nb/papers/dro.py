@@ -652,7 +652,7 @@ ABLE = ('it says that other losses of a pair can be used, which is true by desig
 FEWER_STEPS = ('with the same number of pictures a larger batch makes fewer steps, so the effect '
                'of the ratio cannot be told from that of the steps (with four times the steps the '
                'decrease of DWS on Omniglot is gone)')
-THEIR_CODE = 'it is about the times of the authors\' own implementations'
+THEIR_CODE = 'it is about the times of the implementations that the authors used'
 FOUR = 'DRO-TopK_M', 'DRO-TopK-PN_M', 'DRO-KL_M', 'SH'
 claim = partial(Claim, '000')
 CLAIMS = [
@@ -678,8 +678,8 @@ CLAIMS = [
           'regard our framework as *generalized LS loss*, our method obtain improved performance '
           'compared to the ordinary LS loss',
           place='section 4.2.1', test=best_general('DRO-KL-G 1'),
-          asks='KL-G at the γ that is best on validation classes minus KL-G at γ = 1, so that '
-               'γ alone differs'),
+          asks='KL-G at the γ that is best on validation classes minus KL-G at γ = 1, in '
+               'place of LS, so that γ alone differs'),
     claim(text='our *generalized LS loss* outperforms MS loss', place='section 4.2.1',
           errata=('A16',), test=best_general('MS'),
           asks='KL-G at the γ that is best on validation classes minus MS without mining'),

@@ -843,7 +843,7 @@ CLAIMS = [
     _claim('random', obstacle=_TEN_CLASSES),
     _claim('hardest', _of_hardest, 'accuracy, semi-hard minus hardest'),
     _claim('shift', _of_shift,
-           'share of the squared shift of class means that a random choice would not explain',
+           'percentage of the squared shift of class means that is beyond that of a random choice',
            quantifier='all', effect=5., unit='percent', style='.0f'),
     _claim('reduction', _of_reduction, 'how far the shift falls from λ = 0 to 2, mean over triplets',
            effect=5., unit='percent', style='.0f'),

@@ -358,8 +358,8 @@ learning rate lies between two that are worse).
   smallest effect, on average, or in one setting if the claim is about every setting.
 - **Undecided here**: the interval leaves more than one answer open, or, if the claim is about
   every setting, the settings disagree.
-- **Not testable here**: too few settings count; or some of them could support the claim and not
-  contradict it; or we did not measure it. Below the table these claims are in two lists: those
+- **Not testable here**: too few settings count, or some of them could only support the claim,
+  never contradict it, or we did not measure it. Below the table these claims are in two lists: those
   that other runs could test, and those that no run of ours could, as what the authors saw on
   their own data.
 '''
